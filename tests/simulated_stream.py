@@ -21,7 +21,7 @@ from anabranch._aws.kinesis_client import KINESIS, KinesisClient
 from anabranch._aws.service import AwsService
 from anabranch._engine.handler_calls import HandlerCall
 from anabranch._http.client.connection import ClientResponse, NoRoomError
-from anabranch._http.client.endpoint import parse_endpoint
+from anabranch._http.client.dialer import parse_endpoint
 from anabranch._http.server.exchange import Abandon, HangUp, Request, Response, StreamingResponse
 from anabranch._ports import LeaseStore, Ports
 from anabranch._wire.sigv4 import SigningCredentials

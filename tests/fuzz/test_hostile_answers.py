@@ -14,8 +14,7 @@ from anabranch._aws.credentials import CredentialSource
 from anabranch._aws.kinesis_client import KINESIS, KinesisClient
 from anabranch._aws.service import AwsService
 from anabranch._http.client import connection
-from anabranch._http.client.dialer import Dialer
-from anabranch._http.client.endpoint import parse_endpoint
+from anabranch._http.client.dialer import Dialer, parse_endpoint
 from anabranch._http.client.http_client import HttpClient
 from anabranch._http.client.limits import ClientTimeouts
 from anabranch._http.client.stream_pool import StreamPool

@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 
 from anabranch._aws.credentials import CredentialSource, frozen_credentials
 from anabranch._daemon_threads import DaemonThreads
-from anabranch._http.client.dialer import system_has_certificates
-from anabranch._http.client.endpoint import Endpoint, Proxy, parse_endpoint, proxy_for
+from anabranch._http.client.dialer import Endpoint, Proxy, parse_endpoint, proxy_for, system_has_certificates
 from anabranch._model.streams import StreamName
 from anabranch.config import Aws
 from anabranch.errors import ConfigurationError, CredentialsError, UsageError

@@ -22,10 +22,9 @@ from anabranch._aws.service import (
     open_service,
     request_id,
 )
-from anabranch._http.client.body_stream import BodyStream
 from anabranch._http.client.connection import ClientResponse, NoRoomError
 from anabranch._http.client.limits import ClientTimeouts
-from anabranch._http.client.stream_pool import StreamPool
+from anabranch._http.client.stream_pool import BodyStream, StreamPool
 from anabranch._model.streams import ShardFilter, StartingPosition, StreamName
 from anabranch._wire import bodies
 from anabranch._wire.bodies import AwsError, decode_subscription_message

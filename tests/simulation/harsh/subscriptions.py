@@ -11,7 +11,7 @@ from email.utils import formatdate
 from random import Random
 from typing import Final
 
-from anabranch._http.client.body_stream import WINDOW_BYTES
+from anabranch._http.client.limits import WINDOW_BYTES
 from anabranch._wire.event_stream import encode_message
 from anabranch.errors import TransportError
 from anabranch.local.bodies import JSON

@@ -8,7 +8,7 @@ import pytest
 
 from anabranch._aws.account import ServiceAddress
 from anabranch._aws.service import probe
-from anabranch._http.client.endpoint import parse_endpoint
+from anabranch._http.client.dialer import parse_endpoint
 from anabranch.errors import TransportError
 from canned_server import answer, canned_server, read_request
 

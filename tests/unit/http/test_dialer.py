@@ -9,8 +9,14 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 from blockbuster import blockbuster_ctx
 
-from anabranch._http.client.dialer import Dialer, client_tls_context, system_has_certificates
-from anabranch._http.client.endpoint import Endpoint, Proxy, parse_endpoint
+from anabranch._http.client.dialer import (
+    Dialer,
+    Endpoint,
+    Proxy,
+    client_tls_context,
+    parse_endpoint,
+    system_has_certificates,
+)
 from anabranch._http.client.http_client import HttpClient
 from anabranch._http.client.limits import ClientTimeouts
 from anabranch._http.client.stream_pool import StreamPool

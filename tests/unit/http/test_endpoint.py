@@ -2,7 +2,7 @@ import base64
 
 import pytest
 
-from anabranch._http.client.endpoint import parse_endpoint, proxy_for
+from anabranch._http.client.dialer import parse_endpoint, proxy_for
 from anabranch.errors import ConfigurationError
 
 KINESIS = parse_endpoint("https://kinesis.eu-west-1.amazonaws.com")

@@ -6,8 +6,7 @@ from blockbuster import blockbuster_ctx
 
 from anabranch._http.client import connection
 from anabranch._http.client.connection import NoRoomError
-from anabranch._http.client.dialer import Dialer
-from anabranch._http.client.endpoint import parse_endpoint
+from anabranch._http.client.dialer import Dialer, parse_endpoint
 from anabranch._http.client.http_client import HttpClient
 from anabranch._http.client.limits import ClientTimeouts
 from anabranch.errors import TransportError, UsageError

@@ -8,8 +8,7 @@ import pytest
 from blockbuster import blockbuster_ctx
 
 from anabranch._http.client.connection import ClientResponse
-from anabranch._http.client.dialer import Dialer, client_tls_context
-from anabranch._http.client.endpoint import parse_endpoint
+from anabranch._http.client.dialer import Dialer, client_tls_context, parse_endpoint
 from anabranch._http.client.limits import ClientTimeouts
 from anabranch._http.client.stream_pool import StreamPool
 from anabranch._http.server.exchange import StreamingResponse

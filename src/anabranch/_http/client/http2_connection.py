@@ -12,8 +12,7 @@ from collections.abc import Iterable
 from typing import Final, cast
 
 from anabranch._http import http2
-from anabranch._http.client.body_stream import WINDOW_BYTES
-from anabranch._http.client.limits import HEAD_BYTES_MAX, ClientTimeouts, ReadTimeout
+from anabranch._http.client.limits import HEAD_BYTES_MAX, WINDOW_BYTES, ClientTimeouts, ReadTimeout
 from anabranch.errors import TransportError
 
 STREAMS_MAX: Final = 100

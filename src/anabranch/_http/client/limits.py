@@ -16,6 +16,8 @@ INTERIM_ANSWERS_MAX: Final = 8
 """1xx responses before the final one."""
 KEPT_BUFFER_BYTES_MAX: Final = 32 << 20
 """Large receive buffers that a client keeps for reuse."""
+WINDOW_BYTES: Final = 64 << 10
+"""What a server may send on a stream before its reader asks for more (rule B3)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,8 @@ to support it. The first connection decides for all; callers that arrive meanwhi
 import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
-from anabranch._http.client.body_stream import BodyStream
 from anabranch._http.client.connection import ClientConnection, ClientResponse, ReceiveBuffers
 from anabranch._http.client.dialer import Dialer
 from anabranch._http.client.limits import ClientTimeouts
@@ -20,6 +19,31 @@ if TYPE_CHECKING:
 
 _SWEEP_SECONDS: Final = 1.0
 _REFUSAL_BYTES_MAX: Final = 1 << 20
+
+
+class BodyStream(Protocol):
+    """The body of a streamed response, over any HTTP version."""
+
+    headers: dict[bytes, bytes]
+
+    async def receive(self) -> list[memoryview]:
+        """The next bytes, valid until the next call; an empty list at the end."""
+
+    def expect(self, wanted_bytes: int) -> None:
+        """Allows the server to send this many bytes more than `WINDOW_BYTES`: the reader has room for them."""
+
+    def progress(self) -> None:
+        """The reader has received a complete message."""
+
+    def close(self) -> None: ...
+
+    def abandon(self) -> None:
+        """Closes the stream because the server is silent. Its connection may be dead: no other stream uses it."""
+
+    def check(self, now: float, /) -> None:
+        """Fails the stream if a timeout has expired."""
+
+    async def wait_closed(self) -> None: ...
 
 
 class StreamPool:

@@ -8,9 +8,8 @@ import h2.connection
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from anabranch._http.server.exchange import Response
+from anabranch._http.server.exchange import Response, ServerLimits
 from anabranch._http.server.http_server import HttpServer
-from anabranch._http.server.server_state import ServerLimits
 
 REQUEST = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nbody"
 LIMITS = ServerLimits(head_bytes_max=4_096, body_bytes_max=4_096)

@@ -10,9 +10,8 @@ import h2.errors
 import h2.events
 import pytest
 
-from anabranch._http.server.exchange import Abandon, HangUp, Response, StreamingResponse
+from anabranch._http.server.exchange import Abandon, HangUp, Response, ServerLimits, StreamingResponse
 from anabranch._http.server.http_server import HttpServer
-from anabranch._http.server.server_state import ServerLimits
 from anabranch.errors import ConfigurationError, UsageError
 
 REQUEST = b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nbody"

@@ -18,9 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from anabranch._http.server.exchange import Answer, Request
+from anabranch._http.server.exchange import Answer, Request, ServerLimits
 from anabranch._http.server.http_server import HttpServer, check_host
-from anabranch._http.server.server_state import ServerLimits
 from anabranch.errors import CodecError, ConfigurationError, UsageError
 from anabranch.local.errors import LocalError
 from anabranch.local.faults import Faults

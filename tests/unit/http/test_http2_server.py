@@ -6,9 +6,8 @@ import h2.connection
 import h2.events
 import pytest
 
-from anabranch._http.server.exchange import Response
+from anabranch._http.server.exchange import Response, ServerLimits, ServerState
 from anabranch._http.server.http2_connection import Http2ServerConnection
-from anabranch._http.server.server_state import ServerLimits, ServerState
 
 
 class Transport(asyncio.Transport):

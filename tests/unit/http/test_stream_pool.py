@@ -11,9 +11,8 @@ from anabranch._http.client.connection import ClientResponse
 from anabranch._http.client.dialer import Dialer, client_tls_context, parse_endpoint
 from anabranch._http.client.limits import ClientTimeouts
 from anabranch._http.client.stream_pool import StreamPool
-from anabranch._http.server.exchange import StreamingResponse
+from anabranch._http.server.exchange import ServerLimits, StreamingResponse
 from anabranch._http.server.http_server import HttpServer
-from anabranch._http.server.server_state import ServerLimits
 from anabranch.errors import TransportError, UsageError
 from anabranch.local.server import load_certificate, write_self_signed_certificate
 from canned_server import answer, canned_server, read_request

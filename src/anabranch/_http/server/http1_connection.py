@@ -10,10 +10,17 @@ import time
 from http import HTTPStatus
 from typing import Final, cast
 
-from anabranch._http.server.exchange import Abandon, Exchange, Headers, Request, Response, StreamingResponse
+from anabranch._http.server.exchange import (
+    Abandon,
+    Exchange,
+    Headers,
+    Request,
+    Response,
+    ServerState,
+    StreamingResponse,
+)
 from anabranch._http.server.http2_connection import PREFACE, Http2ServerConnection
 from anabranch._http.server.request_framing import BadRequest, ChunkedBody, RequestHead, parse_request_head
-from anabranch._http.server.server_state import ServerState
 
 _BUFFER_BYTES: Final = 64 << 10
 _KEPT_BUFFER_BYTES: Final = 1 << 20

@@ -13,8 +13,15 @@ from collections.abc import Sequence
 from typing import Final, cast
 
 from anabranch._http import http2
-from anabranch._http.server.exchange import Abandon, Exchange, Headers, Request, Response, StreamingResponse
-from anabranch._http.server.server_state import ServerState
+from anabranch._http.server.exchange import (
+    Abandon,
+    Exchange,
+    Headers,
+    Request,
+    Response,
+    ServerState,
+    StreamingResponse,
+)
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _STREAM_WINDOW_BYTES: Final = 1 << 20

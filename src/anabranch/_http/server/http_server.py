@@ -13,9 +13,8 @@ import time
 from types import TracebackType
 from typing import Final, Self
 
-from anabranch._http.server.exchange import Handler
+from anabranch._http.server.exchange import Handler, ServerLimits, ServerState
 from anabranch._http.server.http1_connection import Http1ServerConnection
-from anabranch._http.server.server_state import ServerLimits, ServerState
 from anabranch.errors import ConfigurationError, UsageError
 
 _BACKLOG: Final = 1_024

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from anabranch.local import cbor
-from anabranch.local.state.timestamps import Timestamp
+from anabranch.local.state.identifiers import Timestamp
 
 SCALARS = st.one_of(
     st.none(),

@@ -15,7 +15,7 @@ import pytest
 
 from anabranch.local.errors import LocalError
 from anabranch.local.service import LocalState
-from anabranch.local.state.timestamps import Timestamp
+from anabranch.local.state.identifiers import Timestamp
 
 MODEL = botocore.session.Session().get_service_model("kinesis")
 OPERATIONS = [name for name in MODEL.operation_names if "Channel" not in name]

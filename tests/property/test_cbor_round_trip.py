@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, strategies as st
 
 from anabranch.local import cbor
-from anabranch.local.state.timestamps import Timestamp
+from anabranch.local.state.identifiers import Timestamp
 
 timestamps = st.integers(-62_135_596_800_000, 253_402_300_799_999).map(Timestamp.from_milliseconds)
 scalars = st.one_of(

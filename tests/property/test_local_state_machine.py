@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from anabranch.local.service import LocalState
 from anabranch.local.settings import LocalSettings
-from anabranch.local.state.timestamps import Timestamp
+from anabranch.local.state.identifiers import Timestamp
 
 HASH_KEYS = 1 << 128
 HOUR_MS = 3_600_000

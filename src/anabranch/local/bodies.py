@@ -30,8 +30,8 @@ from anabranch.local.shapes import (
     StringShape,
     StructureShape,
 )
+from anabranch.local.state.identifiers import Timestamp
 from anabranch.local.state.shard import StoredRecord
-from anabranch.local.state.timestamps import Timestamp
 
 
 def from_json(operation: str, members: Any) -> dict[str, Any]:

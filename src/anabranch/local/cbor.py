@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from anabranch.errors import CodecError
-from anabranch.local.state.timestamps import Timestamp
+from anabranch.local.state.identifiers import Timestamp
 
 DEPTH_MAX: Final = 32
 ITEMS_MAX: Final = 1 << 20  # a full GetRecords response has about 120,000

@@ -29,8 +29,8 @@ import msgspec
 
 from anabranch._model.entropy import Entropy
 from anabranch.local.actions.consumers import subscribe_to_shard
+from anabranch.local.actions.lookups import ACTIONS
 from anabranch.local.actions.records import PutRecordsRequest, PutRecordsResponse, put_records
-from anabranch.local.actions.registry import ACTIONS
 from anabranch.local.errors import unknown_operation
 from anabranch.local.settings import LocalSettings
 from anabranch.local.shapes import REQUESTS, validate

@@ -7,7 +7,7 @@ import pytest
 from anabranch.errors import CodecError
 from anabranch.local import cbor
 from anabranch.local.bodies import JSON
-from anabranch.local.state.timestamps import Timestamp
+from anabranch.local.state.identifiers import Timestamp
 
 # RFC 8949, appendix A, as far as AWS's bodies use it.
 VALUES: list[tuple[str, Any]] = [

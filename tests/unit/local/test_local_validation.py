@@ -2,7 +2,7 @@ import pytest
 
 from anabranch.local.bodies import from_cbor, from_json
 from anabranch.local.errors import LocalError
-from anabranch.local.state.timestamps import Timestamp
+from anabranch.local.state.identifiers import Timestamp
 
 NUMBER = "com.amazon.coral.value.json.numbers.TruncatingBigNumber"
 

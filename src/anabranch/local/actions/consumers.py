@@ -4,7 +4,10 @@ from typing import Final
 
 from anabranch import limits
 from anabranch.local.actions.lookups import (
+    Answer,
+    Request,
     StartingPosition,
+    action,
     check_creation,
     check_settled,
     find_consumer,
@@ -14,7 +17,6 @@ from anabranch.local.actions.lookups import (
     find_token,
     resolve_position,
 )
-from anabranch.local.actions.registry import Answer, Request, action
 from anabranch.local.actions.resources import check_tags
 from anabranch.local.errors import dry_run, in_use, limit_exceeded, stream_not_found
 from anabranch.local.state.account import Account

@@ -1,14 +1,18 @@
-"""Finds what a request names: streams, shards, consumers, and the position where a read starts.
+"""What the operations share: the table of all operations, and how to find what a request names: streams, shards,
+consumers, and the position where a read starts.
 
-Raises the service's error if something is missing or not ready. Operations on records do not see a stream that is
-CREATING. Operations that change a stream need it to be ACTIVE.
+An operation is a function of account, request and time. PutRecords and SubscribeToShard do not return a plain answer:
+they are called by name and are not in the table.
+
+A lookup raises the service's error if something is missing or not ready. Operations on records do not see a stream that
+is CREATING. Operations that change a stream need it to be ACTIVE.
 """
 
 import re
-from typing import Final, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from anabranch.limits import LIST_SHARDS_TOKEN_LIFETIME_MS
-from anabranch.local.actions.registry import Request
 from anabranch.local.errors import (
     LocalError,
     in_use,
@@ -18,11 +22,37 @@ from anabranch.local.errors import (
     stream_not_found,
     validation,
 )
+from anabranch.local.shapes import REQUESTS
 from anabranch.local.state.account import Account
-from anabranch.local.state.identifiers import PageToken, full_shard_id, parse_sequence_number, read_token, shard_id_of
+from anabranch.local.state.identifiers import (
+    PageToken,
+    Timestamp,
+    full_shard_id,
+    parse_sequence_number,
+    read_token,
+    shard_id_of,
+)
 from anabranch.local.state.shard import Shard
 from anabranch.local.state.stream import Consumer, Stream
-from anabranch.local.state.timestamps import Timestamp
+
+Request: TypeAlias = Mapping[str, Any]
+Answer: TypeAlias = dict[str, Any]
+Perform: TypeAlias = Callable[[Account, Request, int], Answer]
+
+ACTIONS: Final[dict[str, Perform]] = {}
+
+
+def action(operation: str) -> Callable[[Perform], Perform]:
+    """Registers the decorated function as an operation."""
+    assert operation in REQUESTS, f"{operation} has no request shape"
+    assert operation not in ACTIONS, f"{operation} is registered twice"
+
+    def register(perform: Perform) -> Perform:
+        ACTIONS[operation] = perform
+        return perform
+
+    return register
+
 
 _STREAM_ARN: Final = re.compile(r"arn:[^:]+:kinesis:[^:]*:(?P<account>\d{12}):stream/(?P<name>[^/]+)")
 _CONSUMER_ARN: Final = re.compile(

@@ -14,13 +14,15 @@ import msgspec
 from anabranch import limits
 from anabranch._model.hash_keys import md5_hash_key
 from anabranch.local.actions.lookups import (
+    Answer,
+    Request,
     StartingPosition,
+    action,
     find_readable_shard,
     find_readable_stream,
     find_shard,
     resolve_position,
 )
-from anabranch.local.actions.registry import Answer, Request, action
 from anabranch.local.errors import (
     THROUGHPUT_EXCEEDED,
     dry_run,

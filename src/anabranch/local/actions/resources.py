@@ -6,8 +6,7 @@ from typing import Final
 import msgspec
 
 from anabranch.limits import TAGS_PER_STREAM_MAX
-from anabranch.local.actions.lookups import find_active_stream, find_resource, find_stream
-from anabranch.local.actions.registry import Answer, Request, action
+from anabranch.local.actions.lookups import Answer, Request, action, find_active_stream, find_resource, find_stream
 from anabranch.local.errors import invalid_argument, not_found
 from anabranch.local.state.account import Account
 from anabranch.local.state.stream import Consumer, Stream

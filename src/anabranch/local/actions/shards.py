@@ -5,6 +5,9 @@ from typing import Final
 
 from anabranch.limits import UPDATE_SHARD_COUNT_PER_DAY
 from anabranch.local.actions.lookups import (
+    Answer,
+    Request,
+    action,
     check_active,
     check_creation,
     check_provisioned,
@@ -13,13 +16,11 @@ from anabranch.local.actions.lookups import (
     find_stream,
     find_token,
 )
-from anabranch.local.actions.registry import Answer, Request, action
 from anabranch.local.errors import invalid_argument, limit_exceeded, stream_not_found
 from anabranch.local.state.account import Account
-from anabranch.local.state.identifiers import PageToken, full_shard_id, write_token
+from anabranch.local.state.identifiers import PageToken, Timestamp, full_shard_id, write_token
 from anabranch.local.state.shard import Shard
 from anabranch.local.state.stream import HOUR_MS, MergeChange, ScaleChange, SplitChange, Stream
-from anabranch.local.state.timestamps import Timestamp
 
 _PAGE_MAX: Final = 1000  # API reference: also the default
 _SHARDS_MAX: Final = 10_000  # API reference: shards of a stream after UpdateShardCount

@@ -1,19 +1,26 @@
-"""Streams: create, delete, describe, list, and change their settings."""
+"""Streams: create, delete, describe, list, and change their settings. The settings of the account."""
 
 from collections.abc import Iterable
 from typing import Final
 
 from anabranch import limits
-from anabranch.local.actions.lookups import check_on_demand, find_active_stream, find_stream, find_token
-from anabranch.local.actions.registry import Answer, Request, action
+from anabranch.local.actions.lookups import (
+    Answer,
+    Request,
+    action,
+    check_on_demand,
+    find_active_stream,
+    find_stream,
+    find_token,
+)
 from anabranch.local.actions.resources import check_tags
 from anabranch.local.errors import in_use, invalid_argument, limit_exceeded, validation
 from anabranch.local.shapes import METRIC_NAMES
-from anabranch.local.state.account import Account
+from anabranch.local.state.account import COMMITMENT_MS, Account
 from anabranch.local.state.identifiers import PageToken, full_shard_id, write_token
 from anabranch.local.state.stream import EncryptionChange, Stream, StreamMode
 
-ON_DEMAND_STREAMS_MAX: Final = 50  # developer guide: on-demand streams per account
+_ON_DEMAND_STREAMS_MAX: Final = 50  # developer guide: on-demand streams per account
 _CREATING_MAX: Final = 5  # API reference: streams in CREATING at any time
 _PAGE_MAX: Final = 100  # API reference: shards of DescribeStream, streams of ListStreams; also the default
 _WARM_THROUGHPUT_MIBPS_MAX: Final = 10 * 1024  # API reference: 10 GiB per second
@@ -67,9 +74,9 @@ def _mode_and_count(account: Account, request: Request) -> tuple[StreamMode, int
     if shard_count is not None:
         raise validation("ShardCount must not be provided for a stream in ON_DEMAND mode.")
     present = sum(stream.mode == "ON_DEMAND" for stream in account.streams.values())
-    if present >= ON_DEMAND_STREAMS_MAX:
+    if present >= _ON_DEMAND_STREAMS_MAX:
         raise limit_exceeded(
-            f"This request would exceed the limit of {ON_DEMAND_STREAMS_MAX} on-demand streams of account "
+            f"This request would exceed the limit of {_ON_DEMAND_STREAMS_MAX} on-demand streams of account "
             f"{account.settings.account_id} in {account.settings.region}."
         )
     return mode, limits.ON_DEMAND_SHARD_COUNT
@@ -313,3 +320,28 @@ def update_max_record_size(account: Account, request: Request, now_ms: int) -> A
     stream.max_record_kib = request["MaxRecordSizeInKiB"]
     account.update_stream(stream, now_ms)
     return {}
+
+
+@action("DescribeLimits")
+def describe_limits(account: Account, request: Request, now_ms: int) -> Answer:
+    return {
+        "ShardLimit": account.settings.shard_limit,
+        "OpenShardCount": account.open_shard_count,
+        "OnDemandStreamCount": sum(stream.mode == "ON_DEMAND" for stream in account.streams.values()),
+        "OnDemandStreamCountLimit": _ON_DEMAND_STREAMS_MAX,
+    }
+
+
+@action("DescribeAccountSettings")
+def describe_account_settings(account: Account, request: Request, now_ms: int) -> Answer:
+    return {"MinimumThroughputBillingCommitment": account.commitment.members(now_ms)}
+
+
+@action("UpdateAccountSettings")
+def update_account_settings(account: Account, request: Request, now_ms: int) -> Answer:
+    if request["MinimumThroughputBillingCommitment"]["Status"] == "ENABLED":
+        account.commitment.enable(now_ms, account.settings.scaled_ms(COMMITMENT_MS))
+    else:
+        account.commitment.disable(now_ms)
+    account.mark_commitment()
+    return {"MinimumThroughputBillingCommitment": account.commitment.members(now_ms)}

@@ -12,6 +12,7 @@ import msgspec
 from anabranch._model.entropy import Entropy
 from anabranch.local.errors import LocalError, limit_exceeded, not_found, stream_not_found
 from anabranch.local.settings import LocalSettings
+from anabranch.local.state.identifiers import Timestamp
 from anabranch.local.state.shard import Shard, StoredRecord
 from anabranch.local.state.stream import (
     Change,
@@ -27,7 +28,6 @@ from anabranch.local.state.stream import (
 )
 from anabranch.local.state.subscription import Subscription
 from anabranch.local.state.throughput import CallRates
-from anabranch.local.state.timestamps import Timestamp
 
 COMMITMENT_MS: Final = 24 * 3_600_000
 _RECORD_OVERHEAD_BYTES: Final = 100

@@ -1,8 +1,10 @@
-"""Texts and numbers that clients get from the service and hand back: shard ids, sequence numbers, shard iterators and
-page tokens. Iterators and page tokens hold all they stand for, so they stay valid after a restart. Nothing is secret.
+"""Numbers and texts that clients get from the service and hand back: timestamps, shard ids, sequence numbers, shard
+iterators and page tokens. Iterators and page tokens hold all they stand for, so they stay valid after a restart.
+Nothing is secret.
 """
 
 import binascii
+import math
 import struct
 from base64 import b64decode, b64encode
 from hashlib import blake2b
@@ -11,9 +13,32 @@ from typing import Final, NamedTuple
 import msgspec
 
 from anabranch._model.entropy import Entropy
+from anabranch.errors import CodecError
 from anabranch.local.errors import LocalError, invalid_argument
 
+_YEAR_10000_SECONDS: Final = 253_402_300_800
 _SHARD_INDEX_MAX: Final = (1 << 31) - 1
+
+
+class Timestamp(float):
+    """Seconds since 1970, exact to the millisecond. Each protocol writes it differently: JSON in seconds, CBOR in
+    milliseconds under tag 1. The type marks it for the encoders.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def from_milliseconds(cls, milliseconds: float) -> "Timestamp":
+        if not math.isfinite(milliseconds) or abs(milliseconds) >= _YEAR_10000_SECONDS * 1000:
+            raise CodecError(f"a timestamp must be milliseconds since 1970, before the year 10000, not {milliseconds}")
+        return cls(milliseconds / 1000)
+
+    @property
+    def milliseconds(self) -> int:
+        return round(self * 1000)
+
+    def __repr__(self) -> str:
+        return f"Timestamp({float(self)!r})"
 
 
 def shard_id_of(index: int) -> str:

@@ -17,11 +17,11 @@ from anabranch.local.state.identifiers import (
     COUNTER_SHIFT,
     COUNTER_STEP,
     SECOND_SHIFT,
+    Timestamp,
     sequence_number_prefix,
     shard_id_of,
 )
 from anabranch.local.state.throughput import ShardThroughput
-from anabranch.local.state.timestamps import Timestamp
 
 
 class StoredRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, rename="pascal"):

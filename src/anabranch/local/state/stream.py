@@ -16,9 +16,8 @@ import msgspec
 
 from anabranch._model.hash_keys import HashKeyRange, even_ranges
 from anabranch.limits import HASH_KEY_MAX, KIB, RECORD_BYTES_DEFAULT_MAX, RETENTION_HOURS_MIN
-from anabranch.local.state.identifiers import full_shard_id, shard_id_of
+from anabranch.local.state.identifiers import Timestamp, full_shard_id, shard_id_of
 from anabranch.local.state.shard import Shard
-from anabranch.local.state.timestamps import Timestamp
 
 
 class Consumer(msgspec.Struct, kw_only=True):

@@ -23,20 +23,63 @@ msgspec writes them as JSON, and `.members()` is the dict for other encodings. E
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any, Final, TypeAlias, cast
 
 import msgspec
 
 from anabranch._model.entropy import Entropy
+from anabranch.errors import CodecError
 from anabranch.local.actions.consumers import subscribe_to_shard
 from anabranch.local.actions.lookups import ACTIONS
 from anabranch.local.actions.records import PutRecordsRequest, PutRecordsResponse, put_records
 from anabranch.local.errors import unknown_operation
 from anabranch.local.settings import LocalSettings
 from anabranch.local.shapes import REQUESTS, validate
-from anabranch.local.state import journal_entries
-from anabranch.local.state.account import Account
+from anabranch.local.state.account import Account, Changes, Commitment
+from anabranch.local.state.shard import Shard, StoredRecord
+from anabranch.local.state.stream import Routing, Stream
 from anabranch.local.state.subscription import Subscription
+
+# Journal entries: everything that a restart needs. Subscriptions and rates do not survive a restart.
+#
+# An entry states the result, not the request: a stream's whole description, the appended records, a deleted stream. So
+# a replay needs no logic of any operation, entries may repeat, and a snapshot is the shortest journal with the same
+# result. Numbers above 64 bits are strings.
+
+_SNAPSHOT_BYTES: Final = 4 << 20  # in one entry, unless a single record is larger
+
+
+class StreamWritten(msgspec.Struct, tag="stream", array_like=True):
+    stream: Stream
+
+
+class StreamRemoved(msgspec.Struct, tag="removed", array_like=True):
+    stream_name: str
+
+
+class RecordsAppended(msgspec.Struct, tag="records", array_like=True):
+    stream_name: str
+    shard_id: str
+    records: list[StoredRecord]
+
+
+class CommitmentWritten(msgspec.Struct, tag="commitment", array_like=True):
+    commitment: Commitment
+
+
+_Entry: TypeAlias = StreamWritten | StreamRemoved | RecordsAppended | CommitmentWritten
+
+
+def _to_row(value: Any) -> Any:
+    return value.to_row() if isinstance(value, Shard) else None  # the routing is rebuilt from the shards
+
+
+def _from_row(kind: type, row: Any) -> Any:
+    return Shard.from_row(row) if kind is Shard else Routing()
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=_to_row)
+_DECODER: Final = msgspec.msgpack.Decoder(_Entry, dec_hook=_from_row)
 
 
 class LocalState:
@@ -102,11 +145,29 @@ class LocalState:
         self._publish()
 
     def snapshot(self) -> Iterator[bytes]:
-        return journal_entries.snapshot(self.account)
+        yield _ENCODER.encode(CommitmentWritten(self.account.commitment))
+        for stream in self.account.streams.values():
+            yield _ENCODER.encode(StreamWritten(stream))
+            for shard in stream.shards.values():
+                log = shard.log
+                begin = log.begin
+                while begin < len(log.records):
+                    end = log.index_after(begin, len(log.records), _SNAPSHOT_BYTES)
+                    yield _ENCODER.encode(RecordsAppended(stream.name, shard.shard_id, log.records[begin:end]))
+                    begin = end
 
     def restore(self, journal: Iterable[bytes], *, salvage: bool = False) -> int:
         """Returns how many entries could not be used. Without `salvage`, the first one is an error."""
-        return journal_entries.restore(self.account, journal, salvage=salvage)
+        unusable = 0
+        for position, raw in enumerate(journal):
+            try:
+                _apply(self.account, raw, position)
+            except CodecError:
+                if not salvage:
+                    raise
+                unusable += 1
+        self.account.update_next_deadline()
+        return unusable
 
     def free_expired(self, now_ms: int) -> None:
         """Gives back the memory of records that have expired. Reads never return them."""
@@ -117,8 +178,55 @@ class LocalState:
         if changes is None:
             return
         if self.journal is not None:
-            for entry in journal_entries.encode_changes(self.account, changes):
-                self.journal(entry)
+            for entry in _entries(self.account, changes):
+                self.journal(_ENCODER.encode(entry))
         if self.on_change is not None:
             for stream_name, shard_id in changes.shards:
                 self.on_change(stream_name, shard_id)
+
+
+def _entries(account: Account, changes: Changes) -> Iterator[_Entry]:
+    for stream_name in changes.removed:
+        yield StreamRemoved(stream_name)
+    for stream_name in changes.written:
+        yield StreamWritten(account.streams[stream_name])
+    for appended in changes.appended:
+        yield RecordsAppended(*appended)
+    if changes.commitment:
+        yield CommitmentWritten(account.commitment)
+
+
+def _apply(account: Account, raw: bytes, position: int) -> None:
+    try:
+        entry = _DECODER.decode(raw)
+    except (msgspec.DecodeError, ValueError, TypeError) as error:
+        raise CodecError(f"journal entry {position} cannot be decoded: {error}") from error
+    match entry:
+        case StreamWritten(stream):
+            _keep_records(account.streams.get(stream.name), stream)
+            account.streams[stream.name] = stream
+        case StreamRemoved(stream_name):
+            account.streams.pop(stream_name, None)
+        case CommitmentWritten(commitment):
+            account.commitment = commitment
+        case _:
+            _append(account, entry, position)
+
+
+def _keep_records(previous: Stream | None, stream: Stream) -> None:
+    if previous is not None and previous.created_ms == stream.created_ms:
+        for shard_id, shard in stream.shards.items():
+            if shard_id in previous.shards:
+                shard.log = previous.shards[shard_id].log
+
+
+def _append(account: Account, appended: RecordsAppended, position: int) -> None:
+    stream = account.streams.get(appended.stream_name)
+    shard = None if stream is None else stream.shards.get(appended.shard_id)
+    if shard is None:
+        raise CodecError(
+            f"journal entry {position} has records of {appended.shard_id} in stream {appended.stream_name}, "
+            "but no earlier entry describes that shard: an entry is missing"
+        )
+    for record in appended.records:
+        shard.restore(record)

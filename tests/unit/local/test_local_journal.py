@@ -6,10 +6,10 @@ import random
 import pytest
 
 from anabranch.errors import CodecError, ConfigurationError
+from anabranch.local import service
 from anabranch.local.errors import LocalError
 from anabranch.local.journal import Journal
 from anabranch.local.service import LocalState
-from anabranch.local.state import journal_entries
 
 ARN = "arn:aws:kinesis:us-east-1:000000000000:stream/orders"
 LOW = "shardId-000000000000"
@@ -368,7 +368,7 @@ def test_invalid_journal_entries_are_errors_that_name_the_entry(kinesis):
 
 
 def test_no_entry_of_a_snapshot_is_too_large(kinesis, monkeypatch):
-    monkeypatch.setattr(journal_entries, "_SNAPSHOT_BYTES", 1_000)
+    monkeypatch.setattr(service, "_SNAPSHOT_BYTES", 1_000)
     for number in range(100):
         kinesis.put(str(number) * 50, hash_key=0)
     snapshot = list(kinesis.state.snapshot())

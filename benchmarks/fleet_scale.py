@@ -29,7 +29,7 @@ from anabranch._core.leases.machine import HandOffRequested, MemberProfile
 from anabranch._core.leases.plan import Write
 from anabranch._core.leases.store_calls import Description
 from anabranch._core.leases.timing import lease_timing
-from anabranch._engine.leases.fleet import Fleet
+from anabranch._engine.fleet import Fleet
 from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.leases import AppRow, StreamRow
 from anabranch._model.streams import TRIM_HORIZON, Shard

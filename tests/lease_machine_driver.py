@@ -5,7 +5,7 @@ import random
 from anabranch._core.leases.machine import HandOffRequested, Held, LeaseMachine, Lost, MemberProfile
 from anabranch._core.leases.store_calls import Answer, Describe, Description, Moment, NoAnswer, Wait
 from anabranch._core.leases.timing import lease_timing
-from anabranch._engine.leases.drive import send
+from anabranch._engine.fleet import send
 from anabranch._model.leases import AppRow, StreamRow
 from anabranch._model.streams import TRIM_HORIZON
 from anabranch.errors import LeaseStoreError

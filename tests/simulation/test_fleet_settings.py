@@ -8,7 +8,7 @@ import pytest
 from anabranch._core.leases.machine import LeaseMachine, MemberProfile
 from anabranch._core.leases.store_calls import Description
 from anabranch._core.leases.timing import lease_timing
-from anabranch._engine.leases.fleet import Fleet
+from anabranch._engine.fleet import Fleet
 from anabranch._model.leases import AppRow
 from anabranch._ports import Ports
 from anabranch.errors import FleetMismatchError, LeaseStoreError

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from anabranch._core.leases.plan import Write, Written
 from anabranch._core.session import Session
 from anabranch._engine.clock import Alarm
-from anabranch._engine.leases.fleet import Fleet
+from anabranch._engine.fleet import Fleet
 from anabranch._engine.processor import Processor
 from anabranch._model.leases import Finish, LeaseRow
 from anabranch._ports import Clock, Ports

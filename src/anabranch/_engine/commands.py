@@ -18,7 +18,7 @@ from anabranch._engine.changes import Changes
 from anabranch._engine.checkpointer import Checkpointer
 from anabranch._engine.dead_lettering import DeadLettering
 from anabranch._engine.dispatcher import report_skipped
-from anabranch._engine.leases.fleet import Fleet
+from anabranch._engine.fleet import Fleet
 from anabranch._model.leases import ControlRow, LeaseKey
 from anabranch._model.streams import Position
 from anabranch._ports import Ports

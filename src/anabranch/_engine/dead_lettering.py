@@ -15,7 +15,7 @@ from anabranch._core.session import PendingLetter, Session
 from anabranch._engine.changes import Changes
 from anabranch._engine.checkpointer import Checkpointer
 from anabranch._engine.clock import Alarm
-from anabranch._engine.leases.fleet import Fleet
+from anabranch._engine.fleet import Fleet
 from anabranch._engine.work_queue import WorkQueue
 from anabranch._model.streams import Position
 from anabranch._ports import LetterDestination, Ports

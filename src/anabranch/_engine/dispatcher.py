@@ -29,6 +29,7 @@ from anabranch._core.handling.failures import (
 from anabranch._core.session import DeliveryMode, Session, Work
 from anabranch._engine.changes import Changes
 from anabranch._engine.clock import Scheduler
+from anabranch._engine.fleet import Fleet
 from anabranch._engine.handler_calls import (
     IGNORED_AFTER_MS,
     HandlerCall,
@@ -39,7 +40,6 @@ from anabranch._engine.handler_calls import (
     failed_attempt,
     refuse_unfinished,
 )
-from anabranch._engine.leases.fleet import Fleet
 from anabranch._engine.processor import Processor
 from anabranch._engine.work_queue import WorkQueue
 from anabranch._ports import Ports

@@ -26,7 +26,7 @@ from anabranch._core.reading.registration import (
     next_step,
     own_name,
 )
-from anabranch._engine.leases.fleet import Fleet
+from anabranch._engine.fleet import Fleet
 from anabranch._engine.shard_discovery import CoalescedCall, retry_kinesis_call
 from anabranch._model.leases import FanOutConsumer, StreamRow
 from anabranch._ports import Ports

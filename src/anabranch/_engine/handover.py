@@ -6,7 +6,7 @@ with `hand_off="force"` its calls are cancelled. A shard is never given away whi
 
 from anabranch._core.session import Session
 from anabranch._engine.checkpointer import Checkpointer, Drainer
-from anabranch._engine.leases.fleet import Fleet
+from anabranch._engine.fleet import Fleet
 from anabranch._engine.processor import Processor
 from anabranch._model.leases import HandOffRequest, Stopped
 from anabranch._ports import Ports

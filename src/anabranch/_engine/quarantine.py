@@ -22,7 +22,7 @@ from anabranch._core.session import COMMITTED_ONE_BY_ONE, Session
 from anabranch._engine.changes import Changes
 from anabranch._engine.checkpointer import Checkpointer
 from anabranch._engine.clock import Alarm
-from anabranch._engine.leases.fleet import Fleet
+from anabranch._engine.fleet import Fleet
 from anabranch._engine.processor import Processor
 from anabranch._engine.work_queue import Isolation
 from anabranch._ports import Ports

@@ -11,7 +11,7 @@ from anabranch._core.reading.pace import ReadHealth
 from anabranch._core.reading.service_clock import ServiceClock
 from anabranch._core.session import ReadPage, Session
 from anabranch._engine.changes import Changes
-from anabranch._engine.leases.fleet import Fleet
+from anabranch._engine.fleet import Fleet
 from anabranch._engine.shard_discovery import ShardDiscovery, is_open
 from anabranch._model.leases import LeaseKey
 from anabranch._ports import Ports

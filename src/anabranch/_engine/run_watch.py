@@ -6,7 +6,7 @@ from typing import Final
 from anabranch._core.monitor import AlertEvent, RunMonitor
 from anabranch._core.reading.service_clock import ServiceClock
 from anabranch._core.session import Session
-from anabranch._engine.leases.fleet import Fleet
+from anabranch._engine.fleet import Fleet
 from anabranch._model.leases import LeaseKey
 from anabranch._ports import Ports
 from anabranch.alerts import Alert

@@ -36,7 +36,7 @@ from anabranch._core.shards.gate import (
 from anabranch._core.shards.graph import ShardGraph, opened_after_horizon, unread_since
 from anabranch._engine.checkpointer import Checkpointer
 from anabranch._engine.clock import Alarm
-from anabranch._engine.leases.fleet import Fleet
+from anabranch._engine.fleet import Fleet
 from anabranch._model.leases import LeaseKey, LeaseRow, StreamRow
 from anabranch._model.streams import AT_TRIM_HORIZON, TRIM_HORIZON, Shard, ShardFilter, StreamName
 from anabranch._ports import Ports

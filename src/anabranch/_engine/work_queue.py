@@ -10,7 +10,7 @@ from typing import Final
 from anabranch._core.session import Session, Work
 from anabranch._engine.changes import Changes
 from anabranch._engine.clock import Scheduler
-from anabranch._engine.leases.fleet import Fleet
+from anabranch._engine.fleet import Fleet
 from anabranch._ports import Clock
 
 

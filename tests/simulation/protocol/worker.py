@@ -39,7 +39,7 @@ from anabranch._core.leases.store_calls import (
     WriteStream,
 )
 from anabranch._core.leases.timing import LeaseTiming
-from anabranch._engine.leases.drive import send
+from anabranch._engine.fleet import send
 from anabranch._model.leases import AppRow, Checkpoint, Conflict, LeaseKey, LeaseRow, StreamRow
 from anabranch._model.streams import Position
 from anabranch.errors import LeaseStoreError, LeaseStoreInvalidError

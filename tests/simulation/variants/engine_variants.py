@@ -22,8 +22,8 @@ from anabranch._engine.clock import Alarm
 from anabranch._engine.consumer_run import ConsumerRun, FenceWatch
 from anabranch._engine.dead_lettering import DeadLettering, _OpenLetter
 from anabranch._engine.fanout_reader import FanOutReader
+from anabranch._engine.fleet import Fleet
 from anabranch._engine.handler_calls import HandlerCall
-from anabranch._engine.leases.fleet import Fleet
 from anabranch._engine.polling_reader import PollingReader
 from anabranch._engine.processor import Processor
 from anabranch._engine.shard_discovery import ShardDiscovery, TrimReporter

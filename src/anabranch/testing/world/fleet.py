@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from anabranch._core.leases.timing import LEASE_EXPIRY_MS_DEFAULT, LeaseTiming, lease_timing
-from anabranch._engine.leases.heartbeats import HeartbeatSender
+from anabranch._engine.fleet import HeartbeatSender
 from anabranch.budget import Budget
 from anabranch.testing.checkers import NoStandstill, all_checkers
 from anabranch.testing.journal import Journal, ProcessDied, RunEnded, UnseenError, Violation

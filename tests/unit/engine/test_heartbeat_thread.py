@@ -6,9 +6,9 @@ import time
 
 import pytest
 
+from anabranch._engine import fleet
 from anabranch._engine.clock import SystemClock
-from anabranch._engine.leases import heartbeats
-from anabranch._engine.leases.heartbeats import HeartbeatThread
+from anabranch._engine.fleet import HeartbeatThread
 from anabranch.events import LoopBlocked, LoopStalled, LoopUnblocked
 
 from stream_world import run, until
@@ -41,8 +41,8 @@ class SuspendingClock(SystemClock):
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(heartbeats, "LOOK_EVERY_MS", 10)
-    monkeypatch.setattr(heartbeats, "BLOCKED_AFTER_MS", 60)
+    monkeypatch.setattr(fleet, "LOOK_EVERY_MS", 10)
+    monkeypatch.setattr(fleet, "BLOCKED_AFTER_MS", 60)
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_a_thread_that_cannot_start_leaves_no_caller_waiting(monkeypatch):
         coroutine.close()
         raise OSError("too many open files")
 
-    monkeypatch.setattr(heartbeats.asyncio, "run", fail)
+    monkeypatch.setattr(fleet.asyncio, "run", fail)
     thread = HeartbeatThread(SystemClock(), 1_000, lambda event: None)
     thread.start(None)
     thread._thread.join()

@@ -1,16 +1,27 @@
-"""This process in the fleet: the asyncio driver of the lease machine, and its heartbeats.
+"""This process in the fleet: it drives the lease machine, and sends its heartbeats.
 
-`LeaseMachine` decides everything. This performs its store calls with a deadline each, feeds the answers back, passes on
-what changed, and runs the heartbeats of the current member.
+`LeaseMachine` decides everything. This performs its store calls with a deadline each, feeds the answers back and passes
+on what changed. A call without an answer is handed back as `NoAnswer`.
+
+Heartbeats have a thread of their own, so that a busy handler cannot starve them. The thread has its own event loop. It
+shares two references with the rest: the report that it sends, and the status that it publishes. If the main loop is
+blocked for longer than the stall limit, the thread stops sending, because a process that does nothing must not keep its
+shards. Long before that it reports the stack that blocks the loop. C code that holds the interpreter's lock starves
+this thread too. The fence still holds then: it is compared, never signalled.
 """
 
 import asyncio
 import contextlib
 import os
+import sys
+import threading
+import time
+import traceback
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Final, NoReturn, TypeVar
 
+from anabranch._core.leases import store_calls as calls
 from anabranch._core.leases.heartbeat import HeartbeatState
 from anabranch._core.leases.machine import (
     CommandsSeen,
@@ -26,9 +37,11 @@ from anabranch._core.leases.machine import (
 from anabranch._core.leases.plan import Write, Written
 from anabranch._core.leases.store_calls import (
     Action,
+    Answer,
     Describe,
     Description,
     ListShards,
+    Moment,
     NoAnswer,
     Steps,
     StoreCall,
@@ -38,24 +51,330 @@ from anabranch._core.leases.timing import LeaseTiming
 from anabranch._core.shards import gate
 from anabranch._core.shards.bootstrap import unfinished_shards
 from anabranch._engine.clock import Alarm
-from anabranch._engine.leases.drive import StoreCaller, drive, moment_of
-from anabranch._engine.leases.heartbeats import ExitOnLeaseExpiry, HeartbeatSender, HeartbeatThread
 from anabranch._model.leases import AppRow, LeaseKey, LeaseRow, StreamRow
 from anabranch._model.streams import Shard, ShardFilter
-from anabranch._ports import Ports
-from anabranch.events import Event, StoreAnswered, StoreUnanswered
+from anabranch._ports import Clock, LeaseStore, Ports
+from anabranch.errors import LeaseStoreCode, LeaseStoreError
+from anabranch.events import Event, LoopBlocked, LoopStalled, LoopUnblocked, StoreAnswered, StoreUnanswered
 from anabranch.measures import TimeBuckets
 from anabranch.reasons import ClockSkew, Reason, StoreAccessDenied, StoreThrottled, StoreUnreachable
 
 T = TypeVar("T")
 
 TICK_MS = 500
+LOOK_EVERY_MS = 500
+BLOCKED_AFTER_MS = 2_000
+
+EXIT_STATUS = 70
+"""EX_SOFTWARE of sysexits.h: a service manager should start the process again."""
+LOOKS_IN_SLACK = 3
 _STORE_REASONS: Final[Mapping[str, type[StoreThrottled | StoreAccessDenied | ClockSkew]]] = {
     "throttled": StoreThrottled,
     "access_denied": StoreAccessDenied,
     "clock_skew": ClockSkew,
 }
 NO_LIMIT_MS = 1 << 62
+
+
+def moment_of(clock: Clock) -> Moment:
+    return Moment(clock.now_ms(), clock.wall_ms())
+
+
+async def drive(
+    steps: Steps[T], perform: Callable[[Action], Awaitable[Any]], clock: Clock, after_step: Callable[[], None]
+) -> T:
+    """Performs the steps one after another. `after_step` is called each time before one is performed, and at the
+    end.
+    """
+    try:
+        action = next(steps)
+        while True:
+            after_step()
+            answer = await perform(action)
+            action = steps.send(Answer(answer, moment_of(clock)))
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    finally:
+        steps.close()  # if it was cancelled during a call, there is no answer to send
+        after_step()
+
+
+class StoreCaller:
+    """Calls a lease store, each time with a deadline, and counts the calls. Used on one event loop."""
+
+    def __init__(self, store: LeaseStore, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self.calls = TimeBuckets()
+        self.failure_count = 0
+        self.throttle_count = 0
+
+    async def call(self, call: StoreCall[Any], deadline_ms: int) -> object:
+        """What the store returned, or `NoAnswer`. Raises errors that no retry fixes (no database, another schema)."""
+        deadline_ms, began_ms = call.deadline_ms or deadline_ms, self._clock.now_ms()
+        try:
+            async with asyncio.timeout(deadline_ms / 1000):
+                return await send(self._store, call)
+        except LeaseStoreError as error:
+            return self._no_answer(str(error), error.code)
+        except TimeoutError:
+            return self._no_answer(f"lease store {self._store} gave no answer within {deadline_ms} ms")
+        finally:
+            self.calls.add(self._clock.now_ms() - began_ms)
+
+    def _no_answer(self, error: str, code: LeaseStoreCode = "no_answer") -> NoAnswer:
+        self.failure_count += 1
+        self.throttle_count += code == "throttled"
+        return NoAnswer(error, code)
+
+
+def send(store: LeaseStore, call: StoreCall[Any]) -> Awaitable[object]:
+    match call:
+        case calls.OpenApp():
+            return store.open(call.app)
+        case calls.ReadApp():
+            return store.read_app()
+        case calls.ReadIncarnation():
+            return store.identity()
+        case calls.RecordIncarnation():
+            return store.record_incarnation(call.expected, call.incarnation)
+        case calls.RegisterMember():
+            return store.register_member(call.row)
+        case calls.SendHeartbeat():
+            return store.heartbeat(call.write)
+        case calls.PollStore():
+            return store.poll()
+        case calls.Seal():
+            return store.seal_member(call.member_id, call.observed_counter)
+        case calls.Leave():
+            return store.leave(call.member_id)
+        case calls.RequestHandOff():
+            return store.request_hand_off(call.donor, call.request.short_name)
+        case calls.DeleteMember():
+            return store.delete_member(call.member_id)
+        case calls.WriteStatus():
+            return store.write_status(call.row)
+        case calls.ReadStreams():
+            return store.read_streams()
+        case calls.PutStream():
+            return store.put_stream(call.row)
+        case calls.WriteStream():
+            return store.write_stream(call.row, call.expected_version)
+        case calls.CreateLease():
+            return store.create_lease(call.row)
+        case calls.ReadLeases():
+            return store.read_leases(with_finished=call.with_finished)
+        case calls.ReadLease():
+            return store.read_lease(call.key)
+        case calls.TakeLease():
+            return store.take_lease(
+                call.key,
+                call.member_id,
+                expected_owner=call.expected_owner,
+                expected_version=call.expected_version,
+                epoch_floor=call.epoch_floor,
+            )
+        case calls.WriteLease():
+            return store.write_lease(call.row, member_id=call.member_id, expected_version=call.expected_version)
+        case calls.DeleteLease():
+            return store.delete_lease(call.key, call.expected_version)
+        case calls.WriteControl():
+            return store.write_control(call.row)
+    raise AssertionError(f"not a store call: {call}")
+
+
+class HeartbeatSender:
+    """Drives a `HeartbeatState`, on the heartbeat thread or (in a simulation) as a task of the main loop."""
+
+    def __init__(
+        self,
+        state: HeartbeatState,
+        store: StoreCaller,
+        clock: Clock,
+        *,
+        is_stalled: Callable[[], bool],
+        on_status: Callable[[], None],
+    ) -> None:
+        self._state = state
+        self._store = store
+        self._clock = clock
+        self._is_stalled = is_stalled
+        self._on_status = on_status
+        self._alarm = Alarm(clock)
+        self._published = state.status
+
+    async def run(self) -> None:
+        """Sends heartbeats until this member has ended."""
+        await drive(self._state.run(moment_of(self._clock)), self._perform, self._clock, self._publish)
+
+    def wake(self) -> None:
+        """Sends the next heartbeat now: there is something to report."""
+        self._state.wake(self._clock.now_ms())
+        self._alarm.ring()
+
+    async def _perform(self, action: Action) -> object:
+        timing = self._state.timing
+        if isinstance(action, Wait):
+            await self._alarm.wait(action.until_ms)
+            while self._is_stalled():
+                await self._alarm.wait(self._clock.now_ms() + timing.heartbeat_interval_ms)
+            return None
+        assert isinstance(action, StoreCall)
+        return await self._store.call(action, timing.call_deadline_ms)
+
+    def _publish(self) -> None:
+        if self._state.status is not self._published:
+            self._published = self._state.status
+            self._on_status()
+
+
+class ExitOnLeaseExpiry:
+    """With `on_zombie="exit"`: ends the process before another member can start records that still run here (rule L11).
+
+    For sinks that cannot refuse a late write by its fence token. It runs on the heartbeat thread, since a call that
+    outlives its lease may be what blocks the main loop. Other members start after fence and grace have passed.
+    """
+
+    def __init__(
+        self,
+        state: HeartbeatState,
+        clock: Clock,
+        running: Callable[[], Sequence[Event]],
+        emit: Callable[[Event], None],
+        end_process: Callable[[int], object] = os._exit,
+    ) -> None:
+        self._state = state
+        self._clock = clock
+        self._running = running
+        self._emit = emit
+        self._end_process = end_process
+
+    async def run(self) -> None:
+        timing, valid_until_ms = self._state.timing, 0
+        while True:
+            fence = self._state.status.fence
+            if fence.ending == "left":
+                return
+            valid_until_ms = fence.valid_until_ms or valid_until_ms
+            due_ms, now_ms = valid_until_ms + timing.grace_ms, self._clock.now_ms()
+            if now_ms >= due_ms and (running := self._running()):
+                for event in running:
+                    self._emit(event)
+                self._end_process(EXIT_STATUS)
+                return
+            await self._clock.sleep_until_ms(max(due_ms, now_ms + timing.slack_ms // LOOKS_IN_SLACK))
+
+
+class HeartbeatThread:
+    """A thread with an event loop for heartbeats, which also watches the main loop."""
+
+    def __init__(self, clock: Clock, stall_limit_ms: int, emit: Callable[[Event], None]) -> None:
+        self._clock = clock
+        self._stall_limit_ms = stall_limit_ms
+        self._emit = emit
+        self._ticked_at_ms = clock.now_ms()
+        self._watched = threading.current_thread()
+        self._sender: HeartbeatSender | None = None
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopped: asyncio.Event | None = None
+        self.failure: BaseException | None = None
+        """What ended the thread unexpectedly. The main loop checks it with each tick."""
+
+    def tick(self) -> None:
+        """The main loop is running."""
+        self._ticked_at_ms = self._clock.now_ms()
+
+    def is_stalled(self) -> bool:
+        """Whether the main loop has been blocked for too long, or its thread is gone: then no heartbeats are sent."""
+        return not self._watched.is_alive() or self._clock.now_ms() - self._ticked_at_ms > self._stall_limit_ms
+
+    @property
+    def restart_reason(self) -> str | None:
+        """Why this process should be restarted (rule O2); None if it should not. Asked from any thread."""
+        if self.is_stalled():
+            return f"the event loop has been blocked for longer than {self._stall_limit_ms / 1000:g} s"
+        if self._thread is not None and not self._thread.is_alive():
+            return f"the heartbeat thread has ended: {self.failure!r}"
+        return None
+
+    def start(self, sender: HeartbeatSender, guard: ExitOnLeaseExpiry | None = None) -> None:
+        self._sender = sender
+        started = threading.Event()
+        self._thread = threading.Thread(
+            target=self._live, args=(sender, guard, started), name="anabranch-heartbeats", daemon=True
+        )
+        self._thread.start()
+        started.wait()
+
+    def wake(self) -> None:
+        if self._sender is not None:
+            self._call(self._sender.wake)
+
+    def stop(self) -> None:
+        if self._stopped is not None:
+            self._call(self._stopped.set)
+        self._loop = self._stopped = None
+
+    def _call(self, callback: Callable[[], None]) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended by itself, and its loop is closed
+                self._loop.call_soon_threadsafe(callback)
+
+    def _live(self, sender: HeartbeatSender, guard: ExitOnLeaseExpiry | None, started: threading.Event) -> None:
+        try:
+            asyncio.run(self._run(sender, guard, started))
+        except Exception as error:  # noqa: BLE001 -- P7: nobody awaits a thread; the main loop raises it
+            self.failure = error
+        finally:
+            started.set()  # also if it could not start (no file descriptors left): `start` waits for this
+
+    async def _run(self, sender: HeartbeatSender, guard: ExitOnLeaseExpiry | None, started: threading.Event) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stopped = stopped = asyncio.Event()
+        started.set()
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(sender.run()), group.create_task(self._watch())]
+            if guard is not None:
+                tasks.append(group.create_task(guard.run()))
+            await stopped.wait()
+            for task in tasks:
+                task.cancel()
+
+    async def _watch(self) -> None:
+        """Reports what blocks the main loop: after two seconds, each time the duration has doubled, and at the stall
+        limit.
+        """
+        reported_ms, stall_is_reported, blocked_before_ms = BLOCKED_AFTER_MS // 2, False, 0
+        while True:
+            if await self._was_paused():
+                continue  # the pause is not the loop's fault; the next check sees whether it runs
+            blocked_ms = self._clock.now_ms() - self._ticked_at_ms
+            if blocked_ms < BLOCKED_AFTER_MS:
+                if blocked_before_ms >= BLOCKED_AFTER_MS:
+                    self._emit(LoopUnblocked(blocked_ms=blocked_before_ms))
+                reported_ms, stall_is_reported = BLOCKED_AFTER_MS // 2, False
+            elif self.is_stalled() and not stall_is_reported:
+                reported_ms, stall_is_reported = blocked_ms, True
+                self._emit(LoopStalled(blocked_ms=blocked_ms, stack=self._stack()))
+            elif blocked_ms >= 2 * reported_ms:
+                reported_ms = blocked_ms
+                self._emit(LoopBlocked(blocked_ms=blocked_ms, stack=self._stack()))
+            blocked_before_ms = blocked_ms
+
+    async def _was_paused(self) -> bool:
+        """Waits until the next check. True if the whole process was paused meanwhile (stopped, or the machine was
+        suspended). A thread that only lacked the interpreter's lock is late too, but then the process used the CPU.
+        """
+        due_ms, used_ns = self._clock.now_ms() + LOOK_EVERY_MS, time.process_time_ns()
+        await self._clock.sleep_until_ms(due_ms)
+        late_ms = self._clock.now_ms() - due_ms
+        return late_ms > LOOK_EVERY_MS and (time.process_time_ns() - used_ns) // 1_000_000 < late_ms // 2
+
+    def _stack(self) -> str:
+        frame = sys._current_frames().get(self._watched.ident or 0)  # noqa: SLF001 -- the documented way to another thread
+        return "(the thread of the event loop is gone)" if frame is None else "".join(traceback.format_stack(frame))
 
 
 class Fleet:

@@ -10,7 +10,7 @@ from anabranch._core.leases.machine import MemberProfile
 from anabranch._core.leases.plan import Write
 from anabranch._core.leases.store_calls import Description
 from anabranch._core.leases.timing import lease_timing
-from anabranch._engine.leases.fleet import Fleet
+from anabranch._engine.fleet import Fleet
 from anabranch._model.leases import LeaseKey, LeaseRow
 from anabranch._ports import Ports
 from anabranch.stores.memory import MemoryLeaseStore

@@ -6,7 +6,7 @@ import pytest
 
 from anabranch._core.leases.heartbeat import HeartbeatState
 from anabranch._core.leases.timing import lease_timing
-from anabranch._engine.leases.heartbeats import EXIT_STATUS, ExitOnLeaseExpiry
+from anabranch._engine.fleet import EXIT_STATUS, ExitOnLeaseExpiry
 from anabranch._model.leases import MemberRow
 from anabranch.events import ZombieCall
 from anabranch.testing import ManualClock

@@ -1,1 +1,0 @@
-"""This process in the fleet: its membership, its heartbeats and the leases that it takes, keeps and gives."""

@@ -1,7 +1,6 @@
 """The docs have every option: every option of the facades, and of every command."""
 
 import argparse
-import importlib
 import inspect
 import re
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from anabranch import Consumer, Producer, SyncProducer
-from anabranch._cli.command_line import COMMANDS
+from anabranch._cli.command_line import COMMANDS, load
 
 DOCS = Path(__file__).parents[2] / "docs"
 SHARED = {"--help", "--region", "--profile", "--endpoint-url"}
@@ -40,7 +39,7 @@ def options(parser):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_of_a_command_is_in_its_section(name):
     parser = argparse.ArgumentParser()
-    importlib.import_module(f"anabranch._cli.{name.replace('-', '_')}").add_arguments(parser)
+    load(name)(parser)
     if name == "serve":
         section = (DOCS / "local-server.md").read_text()
     else:

@@ -19,7 +19,6 @@ from anabranch._cli.options import (
     bounded_integer,
     bounded_number,
     lag,
-    perform,
     shard_id_argument,
     timestamp,
 )
@@ -82,7 +81,7 @@ class ListedApplicationDocument(msgspec.Struct, frozen=True, kw_only=True):
     """Why its status could not be read; None if it was."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_apps(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     actions = Actions(parser)
     ls = actions.add("ls", _ls, "list the applications of a lease store, or of this machine")
@@ -144,10 +143,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     scale.add_argument("--max", type=workers, metavar="N", help="most workers to advise")
     for action in (ls, show, scale, skip, resume):
         add_json_option(action)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    return perform(arguments)
 
 
 def _ls(arguments: argparse.Namespace) -> int:

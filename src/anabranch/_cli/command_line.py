@@ -1,6 +1,7 @@
 """`anabranch COMMAND ...`: finds the command, parses its arguments and turns errors into exit codes.
 
-A command is a module that implements `Command` and is listed in `COMMANDS`; only the requested one is imported.
+Each command in `COMMANDS` has a function `add_COMMAND(parser)`: it adds the arguments, and sets the function to run as
+their default `work`. Only the module of the requested command is imported.
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted. Data goes to standard output, everything else to standard
 error. An error is one line that says what to do instead.
 """
@@ -11,11 +12,11 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from typing import Any, Final, NoReturn, Protocol, cast
+from typing import Any, Final, NoReturn
 
-from anabranch._cli.options import join_spans
+from anabranch._cli.options import add_parser, join_spans
 from anabranch._cli.output import (
     FAILED,
     INTERRUPTED,
@@ -58,7 +59,9 @@ _GROUPS: Final[dict[str, dict[str, str]]] = {
     },
 }
 COMMANDS: Final = {name: summary for commands in _GROUPS.values() for name, summary in commands.items()}
-"""Command name (also its module here) and its line in the help."""
+"""Command names, each with its line in the help."""
+_MODULES: Final = {"which-shard": "shards", "reshard": "shards"}
+"""Of commands that are not in a module of their name."""
 
 _EPILOG: Final = """\
 examples:
@@ -71,13 +74,6 @@ examples:
 from the standard AWS environment and profile, or from each command's options.
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 """
-
-
-class Command(Protocol):
-    """With `TAKES_PROGRAM = True` in the module, `arguments.program` is what follows `--`, or None."""
-
-    def add_arguments(self, parser: argparse.ArgumentParser, /) -> None: ...
-    def run(self, arguments: argparse.Namespace, /) -> int: ...
 
 
 class Parser(argparse.ArgumentParser):
@@ -140,7 +136,7 @@ def _discard_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def make_parser(*, for_completion: bool = False) -> tuple[Parser, dict[str, Parser]]:
+def make_parser(*, for_completion: bool = False) -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
     """The parser, and those of the commands by name, which have no arguments yet."""
     parser = Parser(
         prog="anabranch",
@@ -153,21 +149,14 @@ def make_parser(*, for_completion: bool = False) -> tuple[Parser, dict[str, Pars
     parser.add_argument("--version", action="version", version=f"anabranch {__version__}")
     hidden = None if for_completion else argparse.SUPPRESS  # the description has the list
     commands = parser.add_subparsers(prog="anabranch", dest="command", help=hidden)
-    subparsers = {
-        name: commands.add_parser(
-            name,
-            help=summary,
-            description=f"{summary[0].upper()}{summary[1:]}.",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-        for name, summary in COMMANDS.items()
-    }
-    return parser, subparsers
+    return parser, {name: add_parser(commands, name, summary) for name, summary in COMMANDS.items()}
 
 
-def load(name: str) -> Command:
-    return cast("Command", importlib.import_module(f"anabranch._cli.{name.replace('-', '_')}"))
+def load(name: str) -> Callable[[argparse.ArgumentParser], None]:
+    """The function that adds the command's arguments to its parser."""
+    module = importlib.import_module(f"anabranch._cli.{_MODULES.get(name, name)}")
+    add_arguments: Callable[[argparse.ArgumentParser], None] = getattr(module, f"add_{name.replace('-', '_')}")
+    return add_arguments
 
 
 def _run(given: list[str]) -> int:
@@ -181,16 +170,18 @@ def _run(given: list[str]) -> int:
         return UNUSABLE
     if chosen not in COMMANDS:
         parser.error(_unknown(chosen))
-    command, asked = load(chosen), subparsers[chosen]
-    command.add_arguments(asked)
+    asked = subparsers[chosen]
+    load(chosen)(asked)
     program: list[str] | None = None
-    if getattr(command, "TAKES_PROGRAM", False):
-        given, program = _split_program(given)
+    if asked.get_default("takes_program") and "--" in given:  # argparse must not see the other program's options
+        place = given.index("--")
+        given, program = given[:place], given[place + 1 :]
     arguments, unknown = parser.parse_known_args(join_spans(given), argparse.Namespace(program=program))
     if unknown:
         asked.error(f"unrecognized arguments: {' '.join(unknown)}; `{asked.prog} --help` lists the options")
     try:
-        return command.run(arguments)
+        work: Callable[[argparse.Namespace], int] = arguments.work
+        return work(arguments)
     except ConfigurationError as error:
         for violation in error.violations:
             say(f"anabranch {arguments.command}: error: {one_line(violation)}")
@@ -214,14 +205,6 @@ def _unknown(command: str) -> str:
     similar = get_close_matches(command, COMMANDS, n=1)
     advice = f"did you mean {similar[0]}?" if similar else f"the commands are {', '.join(COMMANDS)}"
     return f"unknown command {command!r}; {advice}"
-
-
-def _split_program(given: list[str]) -> tuple[list[str], list[str] | None]:
-    """Everything after the first `--` belongs to another program; argparse must not see it."""
-    if "--" not in given:
-        return given, None
-    place = given.index("--")
-    return given[:place], given[place + 1 :]
 
 
 def _leave_at_once() -> NoReturn:

@@ -18,12 +18,13 @@ compinit runs.
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_completion(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
+    parser.set_defaults(work=_run)
     parser.add_argument("shell", choices=_SHELLS, metavar="SHELL", help=", ".join(_SHELLS))
 
 
-def run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace) -> int:
     import shtab
 
     from anabranch._cli.command_line import load, make_parser
@@ -31,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     files = {"DIR": shtab.DIRECTORY, "FILE": shtab.FILE, "FILE.svg": shtab.FILE}
     parser, subparsers = make_parser(for_completion=True)
     for name, subparser in subparsers.items():
-        load(name).add_arguments(subparser)
+        load(name)(subparser)
         for action in _actions(subparser):
             if action.metavar in files:
                 action.complete = files[action.metavar]  # type: ignore[attr-defined]

@@ -1,24 +1,26 @@
-"""A command's connections: to Kinesis (the data-plane client and the control calls), and to an application.
+"""A command's connections: to Kinesis (the data-plane client and the control calls), and to an application. Also waits
+until a stream has changed.
 
-Each is opened once and always closed. Commands are blocking programs: `run` runs a coroutine and returns its result.
-Between two calls Python handles Ctrl-C, so a prompt can be interrupted. Reads are retried; calls that change something
-are sent once.
+Each connection is opened once and always closed. Commands are blocking programs: `run` runs a coroutine and returns its
+result. Between two calls Python handles Ctrl-C, so a prompt can be interrupted. Reads are retried; calls that change
+something are sent once.
 """
 
 import argparse
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from anabranch._cli.options import aws_from
-from anabranch._cli.output import CommandFailed
+from anabranch._cli.output import CommandFailed, Report, counted, listed
 from anabranch._core.backoff import backoff_ms
-from anabranch._model.entropy import Entropy
 from anabranch._model.streams import Shard, ShardFilter, StreamName
-from anabranch._ports import Clock
 from anabranch.errors import (
     AnabranchError,
     ServiceError,
@@ -48,9 +50,10 @@ _ATTEMPTS_MAX: Final = 3
 _FIRST_DELAY_MS: Final = 100
 _DELAY_MS_MAX: Final = 10_000
 _RETRY_AFTER_MS_MAX: Final = 60_000
+_JITTER: Final = random.Random()  # noqa: S311 -- not a secret
 
 
-async def retry(attempt: Callable[[], Awaitable[T]], clock: Clock, entropy: Entropy) -> T:
+async def retry(attempt: Callable[[], Awaitable[T]]) -> T:
     """Returns the first success or raises the last failure. Errors that a retry cannot fix are raised at once.
 
     The delay is at least the service's Retry-After, of up to a minute.
@@ -63,10 +66,10 @@ async def retry(attempt: Callable[[], Awaitable[T]], clock: Clock, entropy: Entr
             failures += 1
             if failures >= _ATTEMPTS_MAX:
                 raise
-            delay_ms = backoff_ms(failures, entropy, first_ms=_FIRST_DELAY_MS, max_ms=_DELAY_MS_MAX)
+            delay_ms = backoff_ms(failures, _JITTER, first_ms=_FIRST_DELAY_MS, max_ms=_DELAY_MS_MAX)
             if isinstance(error, ServiceError) and error.retry_after_seconds is not None:
                 delay_ms = max(delay_ms, min(round(error.retry_after_seconds * 1000), _RETRY_AFTER_MS_MAX))
-        await clock.sleep_until_ms(clock.now_ms() + delay_ms)
+        await asyncio.sleep(delay_ms / 1000)
 
 
 _NAMES_SHOWN_MAX: Final = 10
@@ -86,7 +89,7 @@ def connect(arguments: argparse.Namespace, stream: StreamName | None = None) -> 
             client = runner.run(open_kinesis(account, region=region))
             control = KinesisControl(account, region=region)
             try:
-                yield Connection(runner, account, client, control, region)
+                yield Connection(client, control, runner, account, region)
             finally:
                 control.close()
                 runner.run(client.close())
@@ -105,30 +108,16 @@ def ask_application(arguments: argparse.Namespace, question: "Callable[[Applicat
     return asyncio.run(ask())
 
 
+@dataclass(frozen=True)
 class Connection:
-    def __init__(
-        self,
-        runner: asyncio.Runner,
-        account: "AwsAccount",
-        client: "KinesisClient",
-        control: "KinesisControl",
-        region: str | None,
-    ) -> None:
-        from anabranch._engine.clock import SystemClock
-
-        self.client = client
-        self.control = control
-        self._runner = runner
-        self._account = account
-        self._region = region
-        self._clock = SystemClock()
-        self._entropy = random.Random()  # noqa: S311 -- jitter, not a secret
+    client: "KinesisClient"
+    control: "KinesisControl"
+    _runner: asyncio.Runner
+    _account: "AwsAccount"
+    _region: str | None
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._runner.run(work)
-
-    async def _retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        return await retry(attempt, self._clock, self._entropy)
 
     async def summary(self, stream: StreamName) -> "StreamSummary":
         """If the stream does not exist, CommandFailed names the streams that do."""
@@ -139,23 +128,16 @@ class Connection:
 
     async def find_summary(self, stream: StreamName) -> "StreamSummary":
         """Like `summary`, but raises StreamNotFoundError, for callers that expect it."""
-        return await self._retry(lambda: self.client.describe_stream_summary(stream))
+        return await retry(lambda: self.client.describe_stream_summary(stream))
 
     async def shards(self, stream: StreamName, shard_filter: ShardFilter | None = None) -> list[Shard]:
         """All pages of one listing."""
-        pages = self._pages(lambda token: self.client.list_shards(stream, shard_filter=shard_filter, next_token=token))
+        pages = _pages(lambda token: self.client.list_shards(stream, shard_filter=shard_filter, next_token=token))
         return [shard async for page in pages for shard in page.shards]
 
     async def consumers(self, stream_arn: str) -> list["ConsumerDescription"]:
-        pages = self._pages(lambda token: self.client.list_stream_consumers(stream_arn, next_token=token))
+        pages = _pages(lambda token: self.client.list_stream_consumers(stream_arn, next_token=token))
         return [consumer async for page in pages for consumer in page.consumers]
-
-    async def _pages(self, fetch: Callable[[str | None], Awaitable[P]]) -> AsyncIterator[P]:
-        page = await self._retry(lambda: fetch(None))
-        yield page
-        while (token := page.next_token) is not None:
-            page = await self._retry(lambda: fetch(token))
-            yield page
 
     async def _missing_stream_text(self, stream: StreamName) -> str:
         address = await self._account.address("kinesis", region=self._region)
@@ -164,15 +146,92 @@ class Connection:
             where += f" at {address.endpoint.url}"
         missing = f"stream {str(stream)!r} does not exist{where}"
         try:
-            streams = {listed.name: listed for listed in await self.control.list_streams()}
+            streams = {found.name: found for found in await self.control.list_streams()}
         except AnabranchError:
             return f"{missing}; check the region and the AWS account"
         if (same_name := streams.get(stream.name)) is not None:
             return f"{missing}; the stream with that name here is {same_name.arn or stream.name}"
-        names = list(streams)
-        if not names:
+        if not streams:
             return f"{missing}; there are no streams. Create it: `anabranch streams create {stream.name} --shards 1`"
-        similar = get_close_matches(stream.name, names, n=1)
+        similar = get_close_matches(stream.name, streams, n=1)
         existing = f"did you mean {similar[0]!r}? Existing streams" if similar else "existing streams"
-        more = f" and {len(names) - _NAMES_SHOWN_MAX} more" if len(names) > _NAMES_SHOWN_MAX else ""
-        return f"{missing}; {existing}: {', '.join(names[:_NAMES_SHOWN_MAX])}{more}"
+        return f"{missing}; {existing}: {listed(list(streams), _NAMES_SHOWN_MAX)}"
+
+
+async def _pages(fetch: Callable[[str | None], Awaitable[P]]) -> AsyncIterator[P]:
+    token = None
+    while True:
+        page = await retry(partial(fetch, token))
+        yield page
+        token = page.next_token
+        if token is None:
+            return
+
+
+WAIT_SECONDS_MAX: Final = 3_600
+"""How long we wait for one change. AWS takes about 30 s for a few shards, longer for more."""
+
+_FIRST_POLL_SECONDS: Final = 0.1
+_POLL_SECONDS_MAX: Final = 2.0  # DescribeStreamSummary is limited to 20 calls per second and account
+
+
+async def wait_until_active(connection: Connection, stream: StreamName, report: Report) -> "StreamSummary":
+    def is_done(summary: "StreamSummary | None") -> bool:
+        report(0.0, "not created yet" if summary is None else summary.status)
+        return summary is not None and summary.status == "ACTIVE"
+
+    summary = await _wait(connection, stream, is_done)
+    assert summary is not None
+    return summary
+
+
+async def wait_until_deleted(connection: Connection, stream: StreamName, report: Report) -> None:
+    def is_done(summary: "StreamSummary | None") -> bool:
+        report(0.0, "deleted" if summary is None else summary.status)
+        return summary is None
+
+    await _wait(connection, stream, is_done)
+
+
+async def wait_until_resharded(
+    connection: Connection, stream: StreamName, report: Report, *, before: int, after: int
+) -> "StreamSummary":
+    """Waits until the stream is ACTIVE with `after` open shards, or ACTIVE again after an update: others may change the
+    shard count too.
+    """
+    was_updating = False
+
+    def is_done(summary: "StreamSummary | None") -> bool:
+        nonlocal was_updating
+        if summary is None:
+            raise CommandFailed(f"{stream.name} was deleted in the meantime")
+        was_updating = was_updating or summary.status != "ACTIVE"
+        done = 1.0 if before == after else (summary.open_shard_count - before) / (after - before)
+        report(min(1.0, max(0.0, done)), f"{summary.status}, {counted(summary.open_shard_count, 'open shard')}")
+        return summary.status == "ACTIVE" and (was_updating or summary.open_shard_count == after)
+
+    summary = await _wait(connection, stream, is_done)
+    assert summary is not None
+    return summary
+
+
+async def _wait(
+    connection: Connection, stream: StreamName, is_done: "Callable[[StreamSummary | None], bool]"
+) -> "StreamSummary | None":
+    """`is_done` shows the progress, and returns True to stop waiting. None: the stream does not exist."""
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
+    poll_seconds = _FIRST_POLL_SECONDS
+    while True:
+        try:
+            summary: StreamSummary | None = await connection.find_summary(stream)
+        except StreamNotFoundError:
+            summary = None
+        if is_done(summary):
+            return summary
+        if time.monotonic() >= deadline:
+            raise CommandFailed(
+                f"{stream.name} is not ready after {WAIT_SECONDS_MAX} s; Kinesis continues the change, "
+                f"`anabranch streams describe {stream.name}` shows its status"
+            )
+        await asyncio.sleep(poll_seconds)
+        poll_seconds = min(_POLL_SECONDS_MAX, poll_seconds * 1.5)

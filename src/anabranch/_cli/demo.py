@@ -26,8 +26,9 @@ anabranch column of the audit shows a lost or misordered record.
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_demo(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
+    parser.set_defaults(work=_run)
     parser.add_argument("--seed", type=int, metavar="N", help="seed of the run (default: random)")
     parser.add_argument(
         "--seconds",
@@ -47,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="save the final view as an SVG file")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace) -> int:
     if arguments.picture is not None:
         _check_picture(arguments.picture)
     return asyncio.run(_until_signalled(_perform(arguments)))

@@ -17,7 +17,6 @@ from anabranch._cli.options import (
     aws_from,
     bounded_number,
     end_argument,
-    perform,
     positive_integer,
     timestamp,
 )
@@ -32,12 +31,12 @@ from anabranch._cli.output import (
     print_facts,
     print_json,
     print_table,
+    progress,
     say,
     show,
     show_lines,
     wrapped,
 )
-from anabranch._cli.progress import progress
 from anabranch._cli.run import add_log_option, configure_logging, find_consumer
 from anabranch.errors import ConfigurationError
 
@@ -63,7 +62,7 @@ _PAYLOAD_SHOWN: Final = 2_000
 _LETTER_DIGITS: Final = 12
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_dlq(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     actions = Actions(parser)
     ls = actions.add("ls", _ls, "list dead letters, grouped by failure", examples=["sqs://billing-failures"])
@@ -124,10 +123,6 @@ def _add_filters(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--letter", metavar="DIGITS", help="the first digits of the idempotency key")
     group.add_argument("--since", type=end_argument, metavar="TIME", help="written then or later: -1h, or an ISO time")
     group.add_argument("--until", type=end_argument, metavar="TIME", help="written before this time")
-
-
-def run(arguments: argparse.Namespace) -> int:
-    return perform(arguments)
 
 
 def _where(arguments: argparse.Namespace) -> "LetterFilter":

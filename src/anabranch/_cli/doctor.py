@@ -480,8 +480,9 @@ skipped checks do not count.
 _STYLES: Final = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
+    parser.set_defaults(work=_run)
     parser.add_argument(
         "stream", nargs="?", type=stream_argument, metavar="STREAM",
         help="also check this stream and the permissions on it",
@@ -494,7 +495,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_aws_options(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace) -> int:
     checkup = Checkup(aws_from(arguments), stream=arguments.stream, app=arguments.app, leases=arguments.leases)
     console = None if arguments.json else make_console()
     findings = asyncio.run(_run_checks(checkup, console))

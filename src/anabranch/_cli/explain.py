@@ -265,15 +265,16 @@ _INDENT: Final = "  "
 _COMMAND_MARGIN: Final = 12  # the indent, a space and a backslash
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_explain(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
+    parser.set_defaults(work=_run)
     add_application_argument(parser)
     parser.add_argument("shard", nargs="?", type=shard_id_argument, metavar="SHARD", help="its id, or its number alone")
     add_json_option(parser)
     add_aws_options(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace) -> int:
     status = ask_application(arguments, lambda application: application.status(watch=True))
     shards = status.stalled_shards
     if arguments.shard is not None:

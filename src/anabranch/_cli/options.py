@@ -5,7 +5,7 @@ import datetime as dt
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from anabranch._model.hash_keys import check_partition_key, parse_hash_key
 from anabranch._model.streams import parse_stream, shard_index
@@ -129,33 +129,34 @@ def ago(seconds: float) -> str:
     return f"{seconds / 86_400:.1f} d" if seconds >= 172_800 else f"{seconds / 3_600:.1f} h"
 
 
-_Work = Callable[[argparse.Namespace], int]
-
-
 class Actions:
+    """The actions of a command. Each has a function to run."""
+
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         self._command = parser.prog
         self._parsers = parser.add_subparsers(dest="action", metavar="ACTION", title="actions", required=True)
 
-    def add(self, name: str, work: _Work, summary: str, *, examples: Sequence[str] = ("",)) -> argparse.ArgumentParser:
+    def add(
+        self, name: str, work: Callable[[argparse.Namespace], int], summary: str, *, examples: Sequence[str] = ("",)
+    ) -> argparse.ArgumentParser:
         """`examples` are what follows the action's name, for the epilog."""
         lines = [f"  {self._command} {name} {example}".rstrip() for example in examples]
-        action = self._parsers.add_parser(
-            name,
-            help=summary,
-            description=f"{summary[0].upper()}{summary[1:]}.",
-            epilog="\n".join(["example:" if len(lines) == 1 else "examples:", *lines]),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
+        action = add_parser(self._parsers, name, summary)
+        action.epilog = "\n".join(["example:" if len(lines) == 1 else "examples:", *lines])
         action.set_defaults(work=work)
         return action
 
 
-def perform(arguments: argparse.Namespace) -> int:
-    """Runs the chosen action."""
-    work: _Work = arguments.work
-    return work(arguments)
+def add_parser(commands: Any, name: str, summary: str) -> argparse.ArgumentParser:
+    """The parser of one command or action. `commands` is what `add_subparsers` returned."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    return parser
 
 
 def _argument(parse: Callable[[str], T]) -> Callable[[str], T]:

@@ -1,4 +1,4 @@
-"""What commands print and how they end: tables, JSON, shard drawings, questions, exit codes.
+"""What commands print and how they end: tables, JSON, progress, questions, exit codes.
 
 Only this module writes to standard output and standard error, and it writes nothing that `clean` has not seen.
 """
@@ -8,15 +8,12 @@ import logging
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
-from anabranch._model.hash_keys import HashKeyRange
 from anabranch.errors import AnabranchError, ConfigurationError
-from anabranch.limits import HASH_KEY_MAX
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,40 +35,6 @@ class CommandFailed(AnabranchError):  # noqa: N818 -- an outcome, not a bug
 class OutputFailed(Exception):  # noqa: N818 -- an outcome, not a bug
     """Standard output cannot be written: it is closed, or its device is full."""
 
-
-_SPACE: Final = HASH_KEY_MAX + 1
-
-
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """The characters to draw with."""
-
-    filled: str
-    empty: str
-    branch: str
-    last_branch: str
-    trunk: str
-
-
-UNICODE: Final = Drawing(filled="█", empty="·", branch="├─", last_branch="└─", trunk="│ ")
-ASCII: Final = Drawing(filled="#", empty=".", branch="|-", last_branch="`-", trunk="| ")
-
-
-def range_bar(hash_key_range: HashKeyRange, width: int, drawing: Drawing) -> str:
-    """The hash space as `width` cells with this range filled. Neighbours touch, and no range is too small to see."""
-    start, end = (round(border * width / _SPACE) for border in (hash_key_range.start, hash_key_range.end + 1))
-    start = min(start, width - 1)
-    end = max(end, start + 1)
-    return drawing.empty * start + drawing.filled * (end - start) + drawing.empty * (width - end)
-
-
-def share(hash_key_range: HashKeyRange) -> str:
-    """Its share of the hash space."""
-    percent = hash_key_range.size * 100 / _SPACE
-    return f"{percent:.1f}%" if percent >= 0.1 else "<0.1%"
-
-
-# What is printed
 
 _HOSTILE: Final = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 """Control characters except the tab, line separators, and marks that change the direction of text."""
@@ -217,10 +180,6 @@ def make_console(*, stderr: bool = False) -> "Console":
     return console
 
 
-def drawing_of(console: "Console") -> Drawing:
-    return UNICODE if console.encoding.lower().startswith("utf") else ASCII
-
-
 def styled(text: str, style: str = "") -> "Text":
     from rich.text import Text
 
@@ -323,6 +282,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def listed(names: Sequence[str], shown_max: int) -> str:
+    more = f" and {len(names) - shown_max} more" if len(names) > shown_max else ""
+    return f"{', '.join(names[:shown_max])}{more}"
+
+
 def confirm(question: str, *, yes: bool) -> None:
     """Returns if the user confirms; raises otherwise, or if there is no terminal to ask on."""
     if yes:
@@ -332,3 +296,40 @@ def confirm(question: str, *, yes: bool) -> None:
     print(f"{clean(question)} [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
         raise CommandFailed("nothing was changed")
+
+
+Report = Callable[[float, str], None]
+"""Called with the fraction done (0 to 1) and the current step."""
+
+
+@contextmanager
+def progress(title: str) -> Iterator[Report]:
+    """Progress on standard error while a command waits: a bar on a terminal, elsewhere a line when the step changes."""
+    console = make_console(stderr=True)
+    last_text = ""
+
+    def print_step(_: float, text: str) -> None:
+        nonlocal last_text
+        if text != last_text:
+            last_text = text
+            say(f"{title}: {text}")
+
+    try:
+        if console.is_terminal:
+            with _bar(title, console) as report:
+                yield report
+        else:
+            yield print_step
+    except KeyboardInterrupt:
+        say(f"{title}: stopped waiting; Kinesis continues the change")
+        raise
+
+
+@contextmanager
+def _bar(title: str, console: "Console") -> Iterator[Report]:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=30), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        task = bars.add_task(title, total=1.0)
+        yield lambda done, text: bars.update(task, completed=done, description=f"{title}: {text}")

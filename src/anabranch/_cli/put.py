@@ -176,8 +176,9 @@ _INTERRUPT_DEADLINE_SECONDS: Final = 5.0
 """How long Ctrl-C waits for the records that were already read."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_put(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
+    parser.set_defaults(work=_run)
     add_stream_argument(parser)
     parser.add_argument(
         "data", nargs="?", default="-", metavar="DATA",
@@ -208,7 +209,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_aws_options(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace) -> int:
     from anabranch.producer import Producer
 
     # Failed records are printed with their line numbers; the library's warnings would repeat them.

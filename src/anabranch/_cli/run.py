@@ -252,8 +252,9 @@ def add_log_option(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_run(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
+    parser.set_defaults(work=_run)
     parser.add_argument(
         "target", metavar="MODULE:NAME", help="a Consumer in a module, relative to the current directory"
     )
@@ -270,7 +271,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_log_option(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace) -> int:
     consumer = find_consumer(arguments.target)
     if arguments.health_port is not None:
         consumer.health_port = arguments.health_port
@@ -292,7 +293,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.lifeline is not None:
         consumer.health_port = None  # the parent serves it for all
     try:
-        return _outcome(_run(consumer, arguments.health_pipe), _tell_as(arguments.log_format))
+        return _outcome(_run_consumer(consumer, arguments.health_pipe), _tell_as(arguments.log_format))
     except AnabranchError as error:
         is_text = arguments.log_format == "text"
         if is_text and isinstance(error, ConsumerFailedError) and error.__cause__ is not None:
@@ -313,7 +314,7 @@ async def _run_as_worker(consumer: "Consumer[Any]", pipe: int) -> "StopReport":
         await server.stop()
 
 
-def _run(consumer: "Consumer[Any]", health_pipe: int | None = None) -> "StopReport":
+def _run_consumer(consumer: "Consumer[Any]", health_pipe: int | None = None) -> "StopReport":
     try:
         if health_pipe is not None:
             return asyncio.run(_run_as_worker(consumer, health_pipe))

@@ -53,7 +53,6 @@ def _in_terminal_foreground() -> bool:
         return False
 
 
-TAKES_PROGRAM: Final = True
 _PORT: Final = 4567
 _EXAMPLES: Final = """\
 examples:
@@ -68,9 +67,10 @@ PROGRAM, Ctrl-C and SIGTERM shut the server down gracefully with exit code 0.
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_serve(parser: argparse.ArgumentParser) -> None:
     parser.usage = "anabranch serve [options] [-- PROGRAM ...]"
     parser.epilog = _EXAMPLES
+    parser.set_defaults(work=_run, takes_program=True)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument(
         "--port",
@@ -111,7 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, metavar="N", help="seed for random faults")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace) -> int:
     program: list[str] | None = arguments.program
     if program == []:
         raise ConfigurationError("no program after --")

@@ -4,14 +4,13 @@ import argparse
 import datetime as dt
 from typing import TYPE_CHECKING, Any, Final
 
-from anabranch._cli.connection import connect
+from anabranch._cli.connection import connect, wait_until_active, wait_until_deleted
 from anabranch._cli.options import (
     Actions,
     add_aws_options,
     add_json_option,
     add_stream_argument,
     bounded_integer,
-    perform,
     positive_integer,
 )
 from anabranch._cli.output import (
@@ -22,11 +21,11 @@ from anabranch._cli.output import (
     print_facts,
     print_json,
     print_table,
+    progress,
     say,
     show,
     styled,
 )
-from anabranch._cli.progress import progress, wait_until_active, wait_until_deleted
 from anabranch._model.streams import StreamName, parse_stream
 from anabranch.errors import ConfigurationError
 from anabranch.limits import MIB, RETENTION_HOURS_MAX, RETENTION_HOURS_MIN
@@ -51,7 +50,7 @@ _RETENTION: Final = bounded_integer("number of hours", RETENTION_HOURS_MIN, RETE
 _STYLES: Final = {"ACTIVE": "green", "CREATING": "yellow", "UPDATING": "yellow", "DELETING": "red"}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_streams(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     actions = Actions(parser)
     ls = actions.add("ls", _ls, "list the streams of this account and region")
@@ -83,10 +82,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add_json_option(action)
     for action in (ls, create, describe, delete, consumers):
         add_aws_options(action)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    return perform(arguments)
 
 
 def _ls(arguments: argparse.Namespace) -> int:

@@ -111,8 +111,9 @@ examples:
 _BATCH_WAIT_SECONDS: Final = 0.05
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_tail(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES + FORMAT_HELP
+    parser.set_defaults(work=_run)
     add_stream_argument(parser)
     parser.add_argument(
         "--from", dest="start", type=start_argument, default="latest", metavar="WHEN",
@@ -134,7 +135,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_aws_options(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace) -> int:
     stream: StreamName = arguments.stream
     start, end = arguments.start, arguments.to
     if end is not None and isinstance(start, dt.datetime) and end <= start:

@@ -34,8 +34,9 @@ unfinished record.
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_top(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
+    parser.set_defaults(work=_run)
     add_application_argument(parser)
     parser.add_argument("--once", action="store_true", help="print once and exit")
     parser.add_argument(
@@ -48,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object per update")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace) -> int:
     asyncio.run(_watch(arguments))
     return DONE
 

@@ -31,7 +31,7 @@ def _with_actions(parser, words):
 def _actions():
     _, parsers = make_parser()
     for name, parser in parsers.items():
-        load(name).add_arguments(parser)
+        load(name)(parser)
         yield from _with_actions(parser, (name,))
 
 

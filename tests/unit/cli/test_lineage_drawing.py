@@ -1,7 +1,6 @@
 """The drawing of lineage: every shard once, in a tree that may have thousands; bars that meet and are never empty."""
 
-from anabranch._cli.output import ASCII, range_bar, share
-from anabranch._cli.shards import lineage
+from anabranch._cli.shards import ASCII, lineage, range_bar, share
 from anabranch._model.hash_keys import HashKeyRange, even_ranges
 from anabranch._model.streams import Shard
 from anabranch.limits import HASH_KEY_MAX

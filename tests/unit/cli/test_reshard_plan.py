@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from anabranch._cli.reshard import plan_scale, plan_split
+from anabranch._cli.shards import plan_scale, plan_split
 from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.streams import Shard
 from anabranch.errors import ConfigurationError
@@ -51,4 +51,4 @@ def test_a_shard_is_split_where_the_service_allows_it(key, is_allowed):
 
 def test_four_hash_keys_are_enough_for_two_shards():
     shard = shard_of(5, 8)
-    assert [result.size for result in plan_split([shard], shard.shard_id, None).results] == [2, 2]
+    assert [keys.size for _, keys in plan_split([shard], shard.shard_id, None).ranges] == [4, 2, 2]

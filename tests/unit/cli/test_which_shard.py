@@ -1,6 +1,6 @@
 """The open shard of a hash key."""
 
-from anabranch._cli.which_shard import open_in_order, shard_of
+from anabranch._cli.shards import open_in_order, shard_of
 from anabranch._model.hash_keys import HASH_KEY_MAX, HashKeyRange
 from anabranch._model.streams import Shard
 

@@ -12,7 +12,7 @@ from anabranch._model.leases import AppRow, ControlRow, LeaseRow, MemberRow, Str
 from anabranch._model.streams import TRIM_HORIZON, Position, StartingPosition, after_sequence_number, at_timestamp
 from anabranch.limits import HASH_KEY_MAX
 from anabranch.reasons import Reason, StoppedByHandler, UnknownReason
-from anabranch.stores import decode_row, encode_row, sqlite_tables as tables
+from anabranch.stores import RowKey, Scope, decode_row, encode_row, sqlite
 
 NUMBERS = st.integers(0, 2**63 - 1)
 SECONDS = st.floats(allow_nan=False, allow_infinity=False)
@@ -67,11 +67,12 @@ SPECIAL[MemberRow] = st.builds(
 
 
 def through_sqlite(statements, kind, row, app="a"):
-    connection, table = sqlite3.connect(":memory:", isolation_level=None), tables.TABLES[kind]
+    connection, table = sqlite3.connect(":memory:", isolation_level=None), sqlite.TABLES[kind]
+    app, app_id = (row.app, "") if kind == "app" else (app, "id")
     try:
-        tables.create_tables(connection, statements)
-        table.put(connection, app, "id", row)
-        (found,) = table.scan(connection, (row.app,) if kind == "app" else (app, "id"))
+        sqlite.create_tables(connection, statements)
+        table.put(connection, RowKey(kind, app, app_id), row)
+        (found,) = table.scan(connection, Scope(kind, app, app_id))
         return found
     finally:
         connection.close()
@@ -79,27 +80,27 @@ def through_sqlite(statements, kind, row, app="a"):
 
 @given(values(LeaseRow), TEXT)
 def test_a_lease_is_read_as_it_was_written(row, app):
-    assert through_sqlite(tables.LEASES, "lease", row, app) == row
+    assert through_sqlite(sqlite.LEASES, "lease", row, app) == row
 
 
 @given(values(MemberRow), TEXT)
 def test_a_member_is_read_as_it_was_written(row, app):
-    assert through_sqlite(tables.MEMBERS, "member", row, app) == row
+    assert through_sqlite(sqlite.MEMBERS, "member", row, app) == row
 
 
 @given(values(StreamRow), TEXT)
 def test_a_stream_is_read_as_it_was_written(row, app):
-    assert through_sqlite(tables.LEASES, "stream", row, app) == row
+    assert through_sqlite(sqlite.LEASES, "stream", row, app) == row
 
 
 @given(values(ControlRow), TEXT)
 def test_a_command_is_read_as_it_was_written(row, app):
-    assert through_sqlite(tables.LEASES, "command", row, app) == row
+    assert through_sqlite(sqlite.LEASES, "command", row, app) == row
 
 
 @given(values(AppRow))
 def test_an_application_is_read_as_it_was_written(row):
-    assert through_sqlite(tables.LEASES, "app", row) == row
+    assert through_sqlite(sqlite.LEASES, "app", row) == row
 
 
 @given(st.one_of(*(values(kind).map(lambda row, name=name: (name, row)) for name, kind in KINDS.items())))

@@ -17,7 +17,7 @@ from anabranch._daemon_threads import DaemonThreads
 from anabranch.dead_letters.boxes import HOLD_SECONDS, StoredLetter
 from anabranch.errors import CodecError, DeadLetterError, LeaseStoreInvalidError, UsageError
 from anabranch.letters import Letter, decode_letter, encode_letter, stream_order
-from anabranch.stores.sqlite_database import check_place, file_system
+from anabranch.stores.sqlite import check_place, file_system
 
 T = TypeVar("T")
 

@@ -1,7 +1,8 @@
 """Rows as flat fields, and as JSON for stores that keep bytes.
 
 The fields are made to be read by people: `owner` is a member, `count` grows with every write, `checkpoint` is the
-position up to which all records are handled. SQLite has a column for each; the few lists are JSON.
+position up to which all records are handled. SQLite has a column for each; the few lists are JSON. What a newer version
+added is not among them: a store keeps a row's `extra` beside its fields.
 """
 
 from collections.abc import Callable
@@ -21,7 +22,6 @@ from anabranch._model.leases import (
     StatusRow,
     Stopped,
     StreamRow,
-    SubscriptionStatus,
 )
 from anabranch._model.streams import Position, StartingPosition, at_timestamp
 from anabranch.reasons import Reason, parse_reason
@@ -30,40 +30,24 @@ from anabranch.stores.row_store import KINDS, Kind, Row
 Columns = tuple[Any, ...]
 Fields = dict[str, Any]
 
-APP_COLUMNS: Final = (
-    "application",
-    "app_id",
-    "created_wall_ms",
-    "incarnation",
-    "watch",
-    "place",
-    "other_store",
-    "extra",
-)
-STREAM_COLUMNS: Final = (
-    "application", "app_id", "stream", "name", "arn", "created_seconds", "origin", "generation", "bootstrapped",
-    "consumer_name", "consumer_arn", "consumer_state", "count", "extra",
-)  # fmt: skip
-LEASE_COLUMNS: Final = (
-    "application", "app_id", "stream", "generation", "shard", "owner", "count", "checkpoint", "completed", "epoch",
-    "starts_at", "waits_for", "hash_key_range", "frontier", "open_keys", "seek_epoch", "order_mode",
-    "seen_through_seconds", "finish_reason", "children", "stopped_reason", "stopped_position", "stopped_partition_key",
-    "stopped_member",
-    "stopped_wall_ms", "paused", "takes_without_progress", "records_handled", "checkpointed_wall_ms",
-    "extra",
-)  # fmt: skip
-MEMBER_COLUMNS: Final = (
-    "application", "app_id", "member", "counter", "state", "expiry_ms", "protocol", "order_mode", "streams",
-    "shards_max", "load", "change_count", "changed", "reads_healthy", "draining", "wanted", "joined_wall_ms", "extra",
-)  # fmt: skip
-STATUS_COLUMNS: Final = (
-    "application", "app_id", "member", "revision", "shard_count", "stalled_count", "millis_behind_latest",
-    "records_per_second", "shards", "extra",
-)  # fmt: skip
-CONTROL_COLUMNS: Final = (
-    "application", "app_id", "command", "action", "stream", "generation", "shard", "arguments", "requested_by",
-    "requested_wall_ms", "state", "result", "extra",
-)  # fmt: skip
+
+class RowCodec(NamedTuple):
+    row_type: type[Row]
+    columns: tuple[str, ...]
+    flatten: Callable[[Any], Columns]
+    """The values of a row's columns."""
+    unflatten: Callable[[Fields], Fields]
+    """From the columns, the fields of the row that are stored in another form or under another name."""
+
+    def fields(self, row: Row) -> Fields:
+        return dict(zip(self.columns, self.flatten(row), strict=True))
+
+    def row(self, fields: Fields, extra: Fields) -> Any:
+        """Raises `ValueError` if they are not the fields of a row."""
+        try:
+            return msgspec.convert(fields | self.unflatten(fields) | {"extra": extra}, self.row_type)
+        except (AttributeError, TypeError) as error:
+            raise ValueError(f"a field has a value of another type: {error}") from error
 
 
 class _StoredOpenKey(msgspec.Struct, array_like=True):
@@ -75,24 +59,11 @@ class _StoredOpenKey(msgspec.Struct, array_like=True):
     fingerprint: str = ""
 
 
-class _StoredShardStatus(msgspec.Struct, array_like=True):
-    """A `ShardStatus` whose reason this version may not know."""
-
-    lease: str
-    reason: Any = None
-    millis_behind_latest: int | None = None
-    records_per_second: float = 0.0
-    subscription: SubscriptionStatus | None = None
-    lag_ms: int | None = None
-    retention_left_seconds: int | None = None
-    handled_through_seconds: float | None = None
-
-
 _STRINGS = msgspec.json.Decoder(tuple[str, ...])
 _OPEN_KEYS = msgspec.json.Decoder(tuple[_StoredOpenKey, ...])
-_SHARDS = msgspec.json.Decoder(tuple[_StoredShardStatus, ...])
+_SHARDS = msgspec.json.Decoder(tuple[list[Any], ...])
 _ARGUMENTS = msgspec.json.Decoder(dict[str, str])
-_EXTRA = msgspec.json.Decoder(dict[str, Any])
+_OBJECT = msgspec.json.Decoder(dict[str, Any])
 
 
 def _json(value: object) -> str:
@@ -100,55 +71,56 @@ def _json(value: object) -> str:
 
 
 # applications
-def app_columns(row: AppRow) -> Columns:
-    return (
-        row.app, row.app_id, row.created_wall_ms, row.incarnation, row.watch, row.place, row.other_store,
-        _json(row.extra),
-    )  # fmt: skip
+_APP_COLUMNS: Final = ("app", "id", "created_wall_ms", "incarnation", "watch", "place", "other_store")
 
 
-def app_row(columns: Columns) -> AppRow:
-    column = dict(zip(APP_COLUMNS, columns, strict=True))
-    return msgspec.convert(column | {"app": column["application"], "extra": _EXTRA.decode(column["extra"])}, AppRow)
+def _app_columns(row: AppRow) -> Columns:
+    return row.app, row.app_id, row.created_wall_ms, row.incarnation, row.watch, row.place, row.other_store
+
+
+def _app_fields(column: Fields) -> Fields:
+    return {"app_id": column["id"]}
 
 
 # streams
-def stream_columns(app: str, app_id: str, row: StreamRow) -> Columns:
+_STREAM_COLUMNS: Final = (
+    "stream", "name", "arn", "created_seconds", "origin", "generation", "bootstrapped",
+    "consumer_name", "consumer_arn", "consumer_state", "count",
+)  # fmt: skip
+
+
+def _stream_columns(row: StreamRow) -> Columns:
     fanout = row.fanout
     return (
-        app, app_id, row.stream_key, row.name, row.arn, row.created_seconds, _start_text(row.origin), row.generation,
+        row.stream_key, row.name, row.arn, row.created_seconds, _start_text(row.origin), row.generation,
         int(row.bootstrapped), fanout and fanout.name, fanout and fanout.arn, fanout and fanout.state, row.version,
-        _json(row.extra),
     )  # fmt: skip
 
 
-def stream_row(columns: Columns) -> StreamRow:
-    column = dict(zip(STREAM_COLUMNS, columns, strict=True))
-    return msgspec.convert(
-        column
-        | {
-            "stream_key": column["stream"],
-            "origin": _start(column["origin"]),
-            "bootstrapped": bool(column["bootstrapped"]),
-            "fanout": _fanout(column),
-            "version": column["count"],
-            "extra": _EXTRA.decode(column["extra"]),
-        },
-        StreamRow,
-    )
-
-
-def _fanout(column: Fields) -> Fields | None:
-    if column["consumer_state"] is None:
-        return None
-    return {"name": column["consumer_name"], "arn": column["consumer_arn"], "state": column["consumer_state"]}
+def _stream_fields(column: Fields) -> Fields:
+    name, arn, state = (column[f"consumer_{part}"] for part in ("name", "arn", "state"))
+    return {
+        "stream_key": column["stream"],
+        "origin": _start(column["origin"]),
+        "bootstrapped": bool(column["bootstrapped"]),
+        "fanout": None if state is None else {"name": name, "arn": arn, "state": state},
+        "version": column["count"],
+    }
 
 
 # leases
-def lease_columns(app: str, app_id: str, row: LeaseRow) -> Columns:
+_LEASE_COLUMNS: Final = (
+    "stream", "generation", "shard", "owner", "count", "checkpoint", "completed", "epoch",
+    "starts_at", "waits_for", "hash_key_range", "frontier", "open_keys", "seek_epoch", "order_mode",
+    "seen_through_seconds", "finish_reason", "children", "stopped_reason", "stopped_position", "stopped_partition_key",
+    "stopped_member", "stopped_wall_ms", "paused", "takes_without_progress", "records_handled", "checkpointed_wall_ms",
+)  # fmt: skip
+
+
+def _lease_columns(row: LeaseRow) -> Columns:
     checkpoint, finish, stopped = row.checkpoint, row.finish, row.stopped
     return (
-        app, app_id, row.key.stream_key, row.key.generation, row.key.shard_id, row.owner, row.version,
+        row.key.stream_key, row.key.generation, row.key.shard_id, row.owner, row.version,
         _position_text(checkpoint.watermark), int(row.is_finished), row.epoch, _start_text(row.start),
         _json(row.waits_for), _range_text(row.hash_key_range), _position_text(checkpoint.frontier),
         _json([_stored_open_key(key) for key in checkpoint.open_keys]),
@@ -157,45 +129,36 @@ def lease_columns(app: str, app_id: str, row: LeaseRow) -> Columns:
         stopped and _json(stopped.reason), stopped and _position_text(stopped.position),
         stopped and stopped.partition_key, stopped and stopped.member_id, stopped and stopped.at_wall_ms,
         int(row.paused), row.takes_without_progress, row.records_handled, row.checkpointed_at_wall_ms,
-        _json(row.extra),
     )  # fmt: skip
 
 
-def lease_row(columns: Columns) -> LeaseRow:
-    column = dict(zip(LEASE_COLUMNS, columns, strict=True))
-    return msgspec.convert(
-        column
-        | {
-            "key": _key(column),
-            "start": _start(column["starts_at"]),
-            "waits_for": _STRINGS.decode(column["waits_for"]),
-            "hash_key_range": _range(column["hash_key_range"]),
-            "version": column["count"],
-            "checkpoint": {
-                "watermark": _position(column["checkpoint"]),
-                "frontier": _position(column["frontier"]),
-                "open_keys": _open_keys(column["open_keys"]),
-                "seek_epoch": column["seek_epoch"],
-                "order": column["order_mode"],
-                "seen_through_seconds": column["seen_through_seconds"],
-            },
-            "finish": _finish(column),
-            "stopped": _stopped(column),
-            "paused": bool(column["paused"]),
-            "checkpointed_at_wall_ms": column["checkpointed_wall_ms"],
-            "extra": _EXTRA.decode(column["extra"]),
+def _lease_fields(column: Fields) -> Fields:
+    return {
+        "key": _key(column),
+        "start": _start(column["starts_at"]),
+        "waits_for": _STRINGS.decode(column["waits_for"]),
+        "hash_key_range": _range(column["hash_key_range"]),
+        "version": column["count"],
+        "checkpoint": {
+            "watermark": _position(column["checkpoint"]),
+            "frontier": _position(column["frontier"]),
+            "open_keys": _open_keys(column["open_keys"]),
+            "seek_epoch": column["seek_epoch"],
+            "order": column["order_mode"],
+            "seen_through_seconds": column["seen_through_seconds"],
         },
-        LeaseRow,
-    )
+        "finish": _finish(column) if column["completed"] else None,
+        "stopped": _stopped(column),
+        "paused": bool(column["paused"]),
+        "checkpointed_at_wall_ms": column["checkpointed_wall_ms"],
+    }
 
 
 def _key(column: Fields) -> Fields:
     return {"stream_key": column["stream"], "generation": column["generation"], "shard_id": column["shard"]}
 
 
-def _finish(column: Fields) -> Fields | None:
-    if not column["completed"]:
-        return None
+def _finish(column: Fields) -> Fields:
     return {"reason": column["finish_reason"], "children": _STRINGS.decode(column["children"])}
 
 
@@ -231,87 +194,76 @@ def _open_keys(text: str) -> list[Fields]:
 
 
 # members
-def member_columns(app: str, app_id: str, row: MemberRow) -> Columns:
+_MEMBER_COLUMNS: Final = (
+    "member", "counter", "state", "expiry_ms", "protocol", "order_mode", "streams", "shards_max", "load",
+    "change_count", "changed", "reads_healthy", "draining", "wanted", "joined_wall_ms",
+)  # fmt: skip
+
+
+def _member_columns(row: MemberRow) -> Columns:
     return (
-        app, app_id, row.member_id, row.counter, row.state, row.expiry_ms, row.protocol, row.order,
-        " ".join(row.streams), row.shards_max, row.load, row.change_count, " ".join(row.changed),
-        int(row.reads_healthy), int(row.draining), " ".join(row.wanted), row.joined_wall_ms, _json(row.extra),
+        row.member_id, row.counter, row.state, row.expiry_ms, row.protocol, row.order, " ".join(row.streams),
+        row.shards_max, row.load, row.change_count, " ".join(row.changed), int(row.reads_healthy), int(row.draining),
+        " ".join(row.wanted), row.joined_wall_ms,
     )  # fmt: skip
 
 
-def member_row(columns: Columns) -> MemberRow:
-    column = dict(zip(MEMBER_COLUMNS, columns, strict=True))
-    return msgspec.convert(
-        column
-        | {
-            "member_id": column["member"],
-            "order": column["order_mode"],
-            "streams": tuple(column["streams"].split()),
-            "changed": tuple(column["changed"].split()),
-            "reads_healthy": bool(column["reads_healthy"]),
-            "draining": bool(column["draining"]),
-            "wanted": tuple(column["wanted"].split()),
-            "extra": _EXTRA.decode(column["extra"]),
-        },
-        MemberRow,
-    )
+def _member_fields(column: Fields) -> Fields:
+    return {
+        "member_id": column["member"],
+        "order": column["order_mode"],
+        "streams": column["streams"].split(),
+        "changed": column["changed"].split(),
+        "reads_healthy": bool(column["reads_healthy"]),
+        "draining": bool(column["draining"]),
+        "wanted": column["wanted"].split(),
+    }
 
 
-def status_columns(app: str, app_id: str, row: StatusRow) -> Columns:
+_STATUS_COLUMNS: Final = (
+    "member", "revision", "shard_count", "stalled_count", "millis_behind_latest", "records_per_second", "shards",
+)  # fmt: skip
+
+
+def _status_columns(row: StatusRow) -> Columns:
     return (
-        app, app_id, row.member_id, row.revision, row.shard_count, row.stalled_count, row.millis_behind_latest,
-        row.records_per_second, shards_json(row.shards), _json(row.extra),
+        row.member_id, row.revision, row.shard_count, row.stalled_count, row.millis_behind_latest,
+        row.records_per_second, shards_json(row.shards),
     )  # fmt: skip
 
 
-def status_row(columns: Columns) -> StatusRow:
-    column = dict(zip(STATUS_COLUMNS, columns, strict=True))
-    return msgspec.convert(
-        column
-        | {
-            "member_id": column["member"],
-            "shards": [_shard_status(stored) for stored in _SHARDS.decode(column["shards"])],
-            "extra": _EXTRA.decode(column["extra"]),
-        },
-        StatusRow,
-    )
+def _status_fields(column: Fields) -> Fields:
+    shards = [_shard_status(*stored) for stored in _SHARDS.decode(column["shards"])]
+    return {"member_id": column["member"], "shards": shards}
 
 
-def _shard_status(stored: _StoredShardStatus) -> ShardStatus:
-    reason = None if stored.reason is None else parse_reason(stored.reason)
-    return ShardStatus(
-        stored.lease,
-        reason,
-        stored.millis_behind_latest,
-        stored.records_per_second,
-        stored.subscription,
-        stored.lag_ms,
-        stored.retention_left_seconds,
-        stored.handled_through_seconds,
-    )
+def _shard_status(lease: object, reason: object = None, *rest: object) -> ShardStatus:
+    """This version may not know the reason."""
+    status = msgspec.convert([lease, None, *rest], ShardStatus)
+    return status if reason is None else msgspec.structs.replace(status, reason=parse_reason(reason))
 
 
 # commands
-def control_columns(app: str, app_id: str, row: ControlRow) -> Columns:
+_CONTROL_COLUMNS: Final = (
+    "command", "action", "stream", "generation", "shard", "arguments", "requested_by", "requested_wall_ms", "state",
+    "result",
+)  # fmt: skip
+
+
+def _control_columns(row: ControlRow) -> Columns:
     key = row.key
     return (
-        app, app_id, row.command_id, row.action, key and key.stream_key, key and key.generation, key and key.shard_id,
-        _json(row.arguments), row.requested_by, row.requested_wall_ms, row.state, row.result, _json(row.extra),
+        row.command_id, row.action, key and key.stream_key, key and key.generation, key and key.shard_id,
+        _json(row.arguments), row.requested_by, row.requested_wall_ms, row.state, row.result,
     )  # fmt: skip
 
 
-def control_row(columns: Columns) -> ControlRow:
-    column = dict(zip(CONTROL_COLUMNS, columns, strict=True))
-    return msgspec.convert(
-        column
-        | {
-            "command_id": column["command"],
-            "key": None if column["stream"] is None else _key(column),
-            "arguments": _ARGUMENTS.decode(column["arguments"]),
-            "extra": _EXTRA.decode(column["extra"]),
-        },
-        ControlRow,
-    )
+def _control_fields(column: Fields) -> Fields:
+    return {
+        "command_id": column["command"],
+        "key": None if column["stream"] is None else _key(column),
+        "arguments": _ARGUMENTS.decode(column["arguments"]),
+    }
 
 
 # values
@@ -348,49 +300,34 @@ def _start(text: str) -> StartingPosition:
     return msgspec.convert({"type": kind, "sequence_number": argument or None}, StartingPosition)
 
 
-class RowCodec(NamedTuple):
-    columns: tuple[str, ...]
-    flatten: Callable[[str, str, Any], Columns]
-    """The columns of a row, from its application, `app_id` and the row."""
-    read: Callable[[Columns], Any]
-    """The row, from its columns."""
-
-
 CODECS: Final[dict[Kind, RowCodec]] = {
-    "app": RowCodec(APP_COLUMNS, lambda _, __, row: app_columns(row), app_row),
-    "stream": RowCodec(STREAM_COLUMNS, stream_columns, stream_row),
-    "lease": RowCodec(LEASE_COLUMNS, lease_columns, lease_row),
-    "member": RowCodec(MEMBER_COLUMNS, member_columns, member_row),
-    "status": RowCodec(STATUS_COLUMNS, status_columns, status_row),
-    "command": RowCodec(CONTROL_COLUMNS, control_columns, control_row),
+    "app": RowCodec(AppRow, _APP_COLUMNS, _app_columns, _app_fields),
+    "stream": RowCodec(StreamRow, _STREAM_COLUMNS, _stream_columns, _stream_fields),
+    "lease": RowCodec(LeaseRow, _LEASE_COLUMNS, _lease_columns, _lease_fields),
+    "member": RowCodec(MemberRow, _MEMBER_COLUMNS, _member_columns, _member_fields),
+    "status": RowCodec(StatusRow, _STATUS_COLUMNS, _status_columns, _status_fields),
+    "command": RowCodec(ControlRow, _CONTROL_COLUMNS, _control_columns, _control_fields),
 }
 
 
 # JSON
-_PLACE: Final = frozenset({"application", "app_id"})
-"""These fields are part of a row's key, and not stored again in its value."""
 _ADDED: Final = ("consumer_name", "consumer_arn", "consumer_state")
 """Rows of earlier versions do not have these."""
-_FIELDS: Final = {kind: codec.columns for kind, codec in CODECS.items()} | {"app": ("app", "id", *APP_COLUMNS[2:])}
 
 
 def encode_row(row: Row) -> bytes:
     """A row as JSON, with the fields of a newer version beside those that this one knows."""
-    kind = KINDS[type(row)]
-    fields = dict(zip(_FIELDS[kind], CODECS[kind].flatten("", "", row), strict=True))
-    extra = _EXTRA.decode(fields.pop("extra"))
-    return msgspec.json.encode(extra | {name: value for name, value in fields.items() if name not in _PLACE})
+    return msgspec.json.encode(row.extra | CODECS[KINDS[type(row)]].fields(row))
 
 
 def decode_row(kind: Kind, data: bytes) -> Row:
     """The opposite of `encode_row`. Raises `ValueError` if the bytes are not a row of that kind."""
     if kind not in CODECS:
         raise ValueError(f"unknown kind of row {kind!r}; the kinds are {', '.join(get_args(Kind))}")
-    names = _FIELDS[kind]
-    fields = _EXTRA.decode(data)
-    extra = {name: value for name, value in fields.items() if name not in names}
-    known = dict.fromkeys(_ADDED) | fields | {"extra": _json(extra)}
-    missing = [name for name in names if name not in known and name not in _PLACE]
-    if missing:
+    codec = CODECS[kind]
+    stored = _OBJECT.decode(data)
+    fields = dict.fromkeys(_ADDED) | stored
+    if missing := [name for name in codec.columns if name not in fields]:
         raise ValueError(f"a row of kind {kind!r} must have the fields {', '.join(missing)}")
-    return cast("Row", CODECS[kind].read(tuple(known.get(name, "") for name in names)))
+    extra = {name: value for name, value in stored.items() if name not in codec.columns}
+    return cast("Row", codec.row(fields, extra))

@@ -19,8 +19,7 @@ from anabranch.stores.dynamodb import DEFAULT_TABLE, DynamoDbLeaseStore
 from anabranch.stores.memory import MemoryLeaseStore
 from anabranch.stores.redis import RedisAddress, RedisLeaseStore
 from anabranch.stores.s3 import S3LeaseStore
-from anabranch.stores.sqlite import SqliteLeaseStore
-from anabranch.stores.sqlite_database import file_system, forgets
+from anabranch.stores.sqlite import SqliteLeaseStore, file_system, forgets
 
 __all__ = [
     "EMBEDDED_SUFFIX",

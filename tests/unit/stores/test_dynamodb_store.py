@@ -35,8 +35,7 @@ from anabranch.errors import (
     TransportError,
     UsageError,
 )
-from anabranch.stores.dynamodb import DynamoDbLeaseStore
-from anabranch.stores.dynamodb_table import RECOVERY_TRIES_MAX, WORKER_ACTIONS
+from anabranch.stores.dynamodb import RECOVERY_TRIES_MAX, WORKER_ACTIONS, DynamoDbLeaseStore
 from memory_dynamodb import MemoryClients, MemoryDynamoDb, item_bytes
 
 APP = AppRow(app="billing", app_id="0123456789abcdef0123456789abcdef", created_wall_ms=1_700_000_000_123)

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.errors import LeaseStoreInvalidError
-from anabranch.stores.sqlite_database import check_place, file_system, forgets, has_true_locks
+from anabranch.stores.sqlite import check_place, file_system, forgets, has_true_locks
 
 MOUNTS = r"""/dev/vda / ext4 rw 0 0
 tmpfs /run tmpfs rw 0 0

@@ -12,7 +12,7 @@ from blockbuster import BlockBuster
 
 from anabranch._model.leases import AppRow, HeartbeatWrite, LeaseKey, LeaseRow, MemberRow
 from anabranch.errors import LeaseStoreError, LeaseStoreInvalidError, UsageError
-from anabranch.stores import sqlite, sqlite_database
+from anabranch.stores import sqlite
 from anabranch.stores.sqlite import SqliteLeaseStore
 
 APP = AppRow(app="billing", app_id="id", created_wall_ms=1)
@@ -245,7 +245,7 @@ def test_every_error_of_sqlite_becomes_ours(code, kind, words, path):
     error = sqlite3.OperationalError("database or disk is full")
     if code is not None:
         error.sqlite_errorcode = code
-    found = sqlite_database.explained(error, path)
+    found = sqlite.explained(error, path)
     assert type(found) is kind
     assert words in str(found)
     assert str(path) in str(found)
@@ -253,7 +253,7 @@ def test_every_error_of_sqlite_becomes_ours(code, kind, words, path):
 
 # locks
 def test_a_long_transaction_of_another_process_is_waited_for_and_then_an_error(path, monkeypatch):
-    monkeypatch.setattr(sqlite_database, "BUSY_TIMEOUT_MS", 50)
+    monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_MS", 50)
 
     async def check(store):
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -272,7 +272,7 @@ def test_a_long_transaction_of_another_process_is_waited_for_and_then_an_error(p
 
 
 def test_a_new_file_that_is_locked_while_it_changes_to_the_log_is_an_error(path, monkeypatch):
-    monkeypatch.setattr(sqlite_database, "BUSY_TIMEOUT_MS", 50)
+    monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_MS", 50)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         with pytest.raises(LeaseStoreError, match="locked by another process"):
@@ -288,7 +288,7 @@ def test_a_file_that_cannot_keep_a_log_is_refused(path):
         def fetchone(self):
             return ("memory",)
 
-    opened = sqlite_database.Database(path, (), synchronous="FULL", thread_name="test")
+    opened = sqlite.Database(path, (), synchronous="FULL", thread_name="test")
     with pytest.raises(LeaseStoreInvalidError, match="the mode stays 'memory'"):
         opened._use_write_ahead_log(Stubborn())
 

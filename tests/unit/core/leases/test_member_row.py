@@ -1,5 +1,6 @@
 """The row that each heartbeat writes stays under 1 KB, whatever the workers, streams and shards are called."""
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -50,6 +51,13 @@ def test_the_largest_heartbeat_row_with_25_streams_stays_under_1_kb():
     assert len(row.wanted) == REQUESTS_MAX
     assert len(encode_row(row)) < 1024
     assert decode_row("member", encode_row(row)) == row
+
+
+@pytest.mark.parametrize("field", ["streams", "wanted", "counter", "state"])
+def test_a_row_with_a_value_of_another_type_is_not_a_row(field):
+    fields = msgspec.json.decode(encode_row(MemberRow(member_id="a", expiry_ms=1)))
+    with pytest.raises(ValueError):
+        decode_row("member", msgspec.json.encode(fields | {field: ["x"]}))
 
 
 @pytest.mark.parametrize("shard_id", ["shardId-000000000012", "shardId-000000000000", LONGEST])

@@ -47,8 +47,8 @@ from anabranch._tracing import Tracing
 from anabranch.alerts import Alert
 from anabranch.budget import Budget
 from anabranch.config import Aws, ConsumerSettings, FanOutSettings
-from anabranch.dead_letters.delivery import RegisteredHandler
 from anabranch.dead_letters.opening import open_destination
+from anabranch.dead_letters.redrive import RegisteredHandler
 from anabranch.errors import ConfigurationError, UsageError
 from anabranch.events import Event
 from anabranch.health import HealthApp, HealthServer

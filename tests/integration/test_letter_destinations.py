@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from anabranch import Consumer
-from anabranch.dead_letters.boxes import HOLD_SECONDS, StoredLetter
+from anabranch.dead_letters.destinations import HOLD_SECONDS, StoredLetter
 from anabranch.dead_letters.opening import default_path, fetch_whole, open_box, open_destination, open_url
 from anabranch.errors import ConfigurationError, DeadLetterError
 from anabranch.letters import decode_letter

@@ -10,7 +10,7 @@ import pytest
 
 from anabranch import Retry
 from anabranch._core.redrive import LetterFilter
-from anabranch.dead_letters.boxes import StoredLetter
+from anabranch.dead_letters.destinations import StoredLetter
 from anabranch.dead_letters.redrive import Redrive, RedriveSettings
 from letter_samples import a_letter
 

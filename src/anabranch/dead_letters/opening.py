@@ -12,12 +12,18 @@ from msgspec.structs import replace
 
 from anabranch._model.streams import parse_stream
 from anabranch.config import Aws
-from anabranch.dead_letters.boxes import LetterBox, OverflowBox, SizedDestination, StoredLetter
-from anabranch.dead_letters.folder import FolderLetters
+from anabranch.dead_letters.destinations import (
+    FolderLetters,
+    FunctionLetters,
+    KinesisLetters,
+    LetterBox,
+    OverflowBox,
+    SizedDestination,
+    StoredLetter,
+)
 from anabranch.dead_letters.s3 import S3Letters
 from anabranch.dead_letters.sqlite import SqliteLetters
 from anabranch.dead_letters.sqs import SqsLetters
-from anabranch.dead_letters.write_only import FunctionLetters, KinesisLetters
 from anabranch.errors import CodecError, ConfigurationError, DeadLetterError
 from anabranch.letters import Letter, encode_letter
 from anabranch.stores.urls import container_platform, embedded_folder, local_path, sqlite_path

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 from urllib.parse import quote
 
 from anabranch._daemon_threads import DaemonThreads
-from anabranch.dead_letters.boxes import HOLD_SECONDS, StoredLetter
+from anabranch.dead_letters.destinations import HOLD_SECONDS, StoredLetter
 from anabranch.errors import CodecError, DeadLetterError, LeaseStoreInvalidError, UsageError
 from anabranch.letters import Letter, decode_letter, encode_letter, stream_order
 from anabranch.stores.sqlite import check_place, file_system

@@ -19,7 +19,7 @@ import msgspec
 from anabranch._aws.account import AwsAccount
 from anabranch._aws.control import BotocoreCalls
 from anabranch.config import Aws
-from anabranch.dead_letters.boxes import HOLD_SECONDS, StoredLetter, retention_warnings, translated
+from anabranch.dead_letters.destinations import HOLD_SECONDS, StoredLetter, retention_warnings, translated
 from anabranch.errors import AnabranchError, CodecError, DeadLetterError
 from anabranch.letters import Letter, decode_letter, encode_letter, stream_order
 

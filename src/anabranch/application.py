@@ -33,8 +33,7 @@ from anabranch.config import Aws
 from anabranch.errors import ConfigurationError, LeaseError, LeaseStoreError, LeaseStoreInvalidError, UsageError
 from anabranch.events import Event, StoreAnswered, StoreUnanswered
 from anabranch.reports import CommandResult, DesiredWorkers, FleetMember, FleetStatus
-from anabranch.stores.catalogue import delete_leftovers, find_store
-from anabranch.stores.copying import check_copy, copy_rows
+from anabranch.stores.catalogue import check_copy, copy_rows, delete_leftovers, find_store
 from anabranch.stores.urls import open_store
 
 __all__ = ["Application"]

@@ -38,7 +38,7 @@ from anabranch._engine.fanout_registration import FanOutPlan
 from anabranch._engine.handler_calls import HandlerCall, HandlerOptions
 from anabranch._engine.signals import stop_on_signals
 from anabranch._engine.stop_conditions import StopConditions
-from anabranch._loop_reads import read_on
+from anabranch._event_loops import read_on
 from anabranch._model.kinds import check_types, type_violations
 from anabranch._model.leases import WORKER_ID_BYTES_MAX, AppRow, OrderMode
 from anabranch._model.streams import StreamName, parse_stream

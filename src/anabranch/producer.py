@@ -16,7 +16,7 @@ from anabranch._core.writing.lanes import WriteOptions
 from anabranch._engine.clock import SystemClock
 from anabranch._engine.emit import check_hook, make_emit
 from anabranch._engine.writing.writer import Delivery, Writer
-from anabranch._loop_reads import read_on
+from anabranch._event_loops import read_on
 from anabranch._model.entropy import Entropy
 from anabranch._model.kinds import check_seconds, check_types
 from anabranch._model.streams import parse_stream, wrong_stream

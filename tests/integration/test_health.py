@@ -218,7 +218,7 @@ def test_a_blocked_event_loop_is_not_ready_and_one_that_stays_blocked_is_not_liv
 
 def test_live_does_not_wait_for_a_busy_event_loop_nor_for_pages_that_do(monkeypatch):
     """The loop is released only after the answer: nobody else has one by then."""
-    monkeypatch.setattr("anabranch._loop_reads.READ_WAIT_SECONDS", 60.0)
+    monkeypatch.setattr("anabranch._event_loops.READ_WAIT_SECONDS", 60.0)
     blocked, released, answers = threading.Event(), threading.Event(), []
 
     def get(url):
@@ -302,7 +302,7 @@ def test_a_busy_event_loop_keeps_no_web_server_on_another_loop_from_answering():
 
 
 def test_a_producer_whose_event_loop_is_busy_is_live_and_not_ready(monkeypatch):
-    monkeypatch.setattr("anabranch._loop_reads.READ_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("anabranch._event_loops.READ_WAIT_SECONDS", 0.05)
 
     async def main():
         async with stream_world(1) as world, Producer("orders", aws=world.aws) as producer:

@@ -11,9 +11,9 @@ from pybase64 import b64decode, b64encode
 
 from anabranch._aws.account import AwsAccount, ServiceAddress
 from anabranch._aws.service import AwsService, ServiceName, open_service
+from anabranch._event_loops import PerLoop
 from anabranch._http.client.connection import ClientResponse
 from anabranch._http.client.limits import ClientTimeouts
-from anabranch._per_loop import PerLoop
 from anabranch._wire.bodies import decode_aws_error, encode_request
 from anabranch.errors import CodecError
 

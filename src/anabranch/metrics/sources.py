@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from msgspec.structs import replace
 
-from anabranch._loop_reads import read_on, running_loop
+from anabranch._event_loops import read_on, running_loop
 from anabranch.config import Aws
 from anabranch.errors import ConfigurationError
 from anabranch.events import Event, ExporterFailed, ExporterRecovered

@@ -19,8 +19,8 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from urllib.parse import quote, unquote
 
+from anabranch._event_loops import PerLoop
 from anabranch._model.leases import AppRow
-from anabranch._per_loop import PerLoop
 from anabranch.errors import ConfigurationError, LeaseError, LeaseStoreError, LeaseStoreInvalidError
 from anabranch.stores.row_codec import decode_row, encode_row
 from anabranch.stores.row_store import Changed, Found, Row, RowKey, RowLeaseStore, Scope, Update

@@ -1,14 +1,51 @@
-"""One client for each event loop that uses it: a connection belongs to the loop that opened it.
+"""State and event loops: reads state from any thread on the loop that owns it, and has one client for each loop.
 
-A lease store is called from two loops, the worker's and that of the heartbeat thread (rule R0). It knows no service.
+It knows no service.
 """
 
 import asyncio
 import contextlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+
+T = TypeVar("T")
+
+READ_WAIT_SECONDS: Final = 1.0
+"""The default timeout of a Kubernetes probe: a loop that is busy for longer is not ready."""
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def read_on(loop: asyncio.AbstractEventLoop, read: Callable[[], T]) -> T:
+    """No other code of the loop runs meanwhile. Raises TimeoutError if the loop is busy for more than a second, and
+    RuntimeError if it is closed.
+    """
+    if running_loop() is loop:
+        return read()
+    reading: Future[T] = Future()
+
+    def perform() -> None:
+        if not reading.set_running_or_notify_cancel():
+            return
+        try:
+            reading.set_result(read())
+        except Exception as error:  # noqa: BLE001 -- raised in the calling thread
+            reading.set_exception(error)
+
+    loop.call_soon_threadsafe(perform)
+    try:
+        return reading.result(READ_WAIT_SECONDS)
+    except TimeoutError:
+        reading.cancel()
+        raise TimeoutError(f"the event loop did not answer within {READ_WAIT_SECONDS:g} s") from None
 
 
 class Client(Protocol):
@@ -24,7 +61,10 @@ class _LoopClient(NamedTuple, Generic[C]):
 
 
 class PerLoop(ABC, Generic[C]):
-    """Each client lives in an asynchronous generator, because a loop that ends closes its generators. So the client's
+    """One client for each event loop that uses it: a connection belongs to the loop that opened it. A lease store is
+    called from two loops, the worker's and that of the heartbeat thread (rule R0).
+
+    Each client lives in an asynchronous generator, because a loop that ends closes its generators. So the client's
     connections end with their loop, or when the store is closed.
     """
 

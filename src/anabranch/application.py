@@ -16,11 +16,9 @@ from typing import Final, Self
 from msgspec.structs import replace
 
 from anabranch._core.leases.commands import RESUME, SKIP, STOP, aimed_at, apply_to_row
-from anabranch._core.leases.fleet_view import FleetObserver, FleetRows
-from anabranch._core.leases.status import ANSWERED_EVERY_MS, RENEWED_EVERY_MS
+from anabranch._core.leases.status import ANSWERED_EVERY_MS, RENEWED_EVERY_MS, FleetObserver, FleetRows, desired_workers
 from anabranch._core.leases.timing import LEASE_EXPIRY_MS_DEFAULT
 from anabranch._core.monitor import AlertState, FleetLag
-from anabranch._core.scaling import desired_workers
 from anabranch._engine.clock import SystemClock
 from anabranch._engine.emit import check_alerts, make_emit
 from anabranch._engine.run_watch import tell_alert

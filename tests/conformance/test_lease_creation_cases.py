@@ -12,9 +12,15 @@ import asyncio
 
 import pytest
 
-from anabranch._core.shards.bootstrap import IncompleteListing, listing_filter, missing_leases, pin, plan_bootstrap
-from anabranch._core.shards.gate import classify_missing_shard
 from anabranch._core.shards.graph import ShardGraph, gaps
+from anabranch._core.shards.lifecycle import (
+    IncompleteListing,
+    classify_missing_shard,
+    listing_filter,
+    missing_leases,
+    pin,
+    plan_bootstrap,
+)
 from anabranch._model.hash_keys import HashKeyRange, even_ranges
 from anabranch._model.leases import AppRow, Finish, LeaseKey, LeaseRow, StreamRow
 from anabranch._model.streams import TRIM_HORIZON, Shard, ShardFilter, at_timestamp

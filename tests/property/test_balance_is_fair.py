@@ -3,7 +3,7 @@
 from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
-from anabranch._core.leases.balance import LeaseDemand, MemberCapacity, balance
+from anabranch._core.leases.plan import LeaseDemand, MemberCapacity, balance
 from anabranch._model.leases import LeaseKey
 
 MEMBERS = [f"m{number}" for number in range(7)]

@@ -3,7 +3,7 @@
 from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
-from anabranch._core.leases.admission import Admission, is_incompatible
+from anabranch._core.leases.members import Admission, is_incompatible
 from anabranch._core.leases.rows import heartbeat, leave, seal_member
 from anabranch._core.leases.timing import lease_timing
 from anabranch._model.leases import HeartbeatWrite, MemberRow

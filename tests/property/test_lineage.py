@@ -12,10 +12,20 @@ from hypothesis import given, settings, strategies as st
 from msgspec.structs import replace
 from reshard_history import History
 
-from anabranch._core.shards import gate
-from anabranch._core.shards.bootstrap import IncompleteListing, missing_leases, pin, plan_bootstrap, roots
-from anabranch._core.shards.gate import ShardEnd, open_parents, plan_end, plan_trimmed, removable
+from anabranch._core.shards import lifecycle
 from anabranch._core.shards.graph import ShardGraph, gaps, has_overlap, overlaps
+from anabranch._core.shards.lifecycle import (
+    IncompleteListing,
+    ShardEnd,
+    missing_leases,
+    open_parents,
+    pin,
+    plan_bootstrap,
+    plan_end,
+    plan_trimmed,
+    removable,
+    roots,
+)
 from anabranch._model.leases import Checkpoint, StreamRow
 from anabranch._model.streams import TRIM_HORIZON, Position
 
@@ -283,16 +293,16 @@ def no_gate(row, leases):
     return ()
 
 
-def any_children_are_all(ranges, within):
-    return ()
+def any_children_are_all(graph, shard_id, children):
+    return bool(children)
 
 
 @pytest.mark.parametrize(
     "place, name, broken",
     [
-        (gate, "_unread_ancestors", only_the_children),
+        (lifecycle, "_unread_ancestors", only_the_children),
         (sys.modules[__name__], "open_parents", no_gate),
-        (gate, "gaps", any_children_are_all),
+        (lifecycle, "_cover_hash_keys", any_children_are_all),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )

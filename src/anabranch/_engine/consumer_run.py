@@ -25,7 +25,7 @@ from anabranch._core.reading.pace import PaceLimits
 from anabranch._core.reading.service_clock import ServiceClock
 from anabranch._core.reading.window import Unpacker
 from anabranch._core.session import RecordsOneByOne, Session
-from anabranch._core.shards.bootstrap import Start
+from anabranch._core.shards.lifecycle import Start
 from anabranch._core.tracker import discards
 from anabranch._engine.changes import Changes
 from anabranch._engine.checkpointer import Checkpointer, Drainer

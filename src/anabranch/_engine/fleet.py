@@ -48,8 +48,8 @@ from anabranch._core.leases.store_calls import (
     Wait,
 )
 from anabranch._core.leases.timing import LeaseTiming
-from anabranch._core.shards import gate
-from anabranch._core.shards.bootstrap import unfinished_shards
+from anabranch._core.shards import lifecycle
+from anabranch._core.shards.lifecycle import unfinished_shards
 from anabranch._engine.clock import Alarm
 from anabranch._model.leases import AppRow, LeaseKey, LeaseRow, StreamRow
 from anabranch._model.streams import Shard, ShardFilter
@@ -536,7 +536,7 @@ class Fleet:
     def is_waiting_or_read(self, row: LeaseRow) -> bool:
         """Whether a shard waits for its parents, or another worker reads it."""
         machine = self._machine
-        return bool(gate.open_parents(row, machine.table.leases)) or machine.is_read_by_others(
+        return bool(lifecycle.open_parents(row, machine.table.leases)) or machine.is_read_by_others(
             row, self._clock.now_ms()
         )
 

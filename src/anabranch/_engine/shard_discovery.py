@@ -16,24 +16,22 @@ from anabranch._core.leases.machine import lease_row_deleted
 from anabranch._core.leases.store_calls import DeleteLease, ReadLease, ReadLeases
 from anabranch._core.reading.horizon import HORIZON_MARGIN_SECONDS, TrimHorizon, may_have_lost
 from anabranch._core.session import Session
-from anabranch._core.shards.bootstrap import (
+from anabranch._core.shards.graph import ShardGraph, opened_after_horizon, unread_since
+from anabranch._core.shards.lifecycle import (
+    ShardEnd,
     Start,
     accounted_for,
+    classify_missing_shard,
     ends_to_restore,
     had_row,
     listing_filter,
     missing_leases,
-    propose_stream,
-    unfinished_shards,
-)
-from anabranch._core.shards.gate import (
-    ShardEnd,
-    classify_missing_shard,
     plan_end,
     plan_trimmed,
+    propose_stream,
     removable,
+    unfinished_shards,
 )
-from anabranch._core.shards.graph import ShardGraph, opened_after_horizon, unread_since
 from anabranch._engine.checkpointer import Checkpointer
 from anabranch._engine.clock import Alarm
 from anabranch._engine.fleet import Fleet

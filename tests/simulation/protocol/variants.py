@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from anabranch._core.leases.failure_detector import FailureDetector
 from anabranch._core.leases.heartbeat import HeartbeatState
 from anabranch._core.leases.lease_table import LeaseTable
 from anabranch._core.leases.machine import LeaseMachine
+from anabranch._core.leases.members import FailureDetector
 from anabranch._core.leases.store_calls import (
     CreateLease,
     NoAnswer,
@@ -24,7 +24,7 @@ from anabranch._core.leases.store_calls import (
     Wait,
     WriteStream,
 )
-from anabranch._core.shards.bootstrap import plan_bootstrap
+from anabranch._core.shards.lifecycle import plan_bootstrap
 from protocol.faults import WorldOptions
 from protocol.worker import Reader
 

@@ -8,14 +8,13 @@ from msgspec.structs import replace
 
 from anabranch._core.handling.batches import BatchLane
 from anabranch._core.leases import machine, rows
-from anabranch._core.leases.failure_detector import FailureDetector
 from anabranch._core.leases.machine import LeaseMachine
+from anabranch._core.leases.members import FailureDetector
 from anabranch._core.leases.plan import Write, plan_round
 from anabranch._core.leases.store_calls import CreateLease, NoAnswer, OpenApp, ReadApp, WriteStream
 from anabranch._core.session import EndOfShard, Session
-from anabranch._core.shards import gate
-from anabranch._core.shards.bootstrap import plan_bootstrap
-from anabranch._core.shards.gate import ShardEnd
+from anabranch._core.shards import lifecycle
+from anabranch._core.shards.lifecycle import ShardEnd, plan_bootstrap
 from anabranch._core.tracker import Tracker
 from anabranch._engine.checkpointer import Checkpointer, Drainer
 from anabranch._engine.clock import Alarm
@@ -260,7 +259,7 @@ async def _nameless():
 
 def _gate_by_listing():
     """A parent that is not in the last listing of any worker counts as finished."""
-    listed, find_missing, open_parents = {}, ShardDiscovery._create_missing, gate.open_parents
+    listed, find_missing, open_parents = {}, ShardDiscovery._create_missing, lifecycle.open_parents
 
     async def note_listing(self, row, listing, **options):
         listed[row.stream_key] = {shard.shard_id for shard in listing}
@@ -272,7 +271,7 @@ def _gate_by_listing():
 
     return [
         (ShardDiscovery, "_create_missing", note_listing),
-        (gate, "open_parents", open_if_listed),
+        (lifecycle, "open_parents", open_if_listed),
     ]
 
 
@@ -360,7 +359,7 @@ MISTAKES = {
         replace(POISONED, consume_mode="run_batches", backlog=0.5),
     ),
     "a child starts although its parent's row was deleted": Mistake(
-        [(gate, "deleted_parents", lambda *_: ())], "parents first", replace(DELETED, handler_seconds_max=2.0)
+        [(lifecycle, "deleted_parents", lambda *_: ())], "parents first", replace(DELETED, handler_seconds_max=2.0)
     ),
     "a deleted row is created again although its owner lives": Mistake(
         [(LeaseMachine, "find_unheld", _all_unheld)],
@@ -402,7 +401,7 @@ MISTAKES = {
     ),
     "the fence is not checked": Mistake([(Fleet, "may_start", lambda self, *_: True)], "one owner", ROUGH),
     "child shards do not wait for their parents": Mistake(
-        [(gate, "open_parents", lambda *_: ())],
+        [(lifecycle, "open_parents", lambda *_: ())],
         "parents first",
         replace(BUSY, reshard_every_seconds=5.0, worker_count=4),
     ),
@@ -479,7 +478,7 @@ MISTAKES = {
         replace(BUSY, deleted=True, handler_seconds_max=0.02),
     ),
     "a half-finished bootstrap is marked as complete": Mistake(
-        [(LeaseMachine, "_complete", _mark_and_die), (gate, "_unread_ancestors", lambda *_: [])],
+        [(LeaseMachine, "_complete", _mark_and_die), (lifecycle, "_unread_ancestors", lambda *_: [])],
         "parents first",
         replace(BUSY, shard_count=4, reshards_before=8, reshard_every_seconds=10.0),
     ),

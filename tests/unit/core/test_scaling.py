@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
-from anabranch._core.scaling import HELPED_BY_WORKERS, desired_workers
+from anabranch._core.leases.status import HELPED_BY_WORKERS, desired_workers
 from anabranch.reasons import ReadsThrottled, RecordInHandler
 from anabranch.reports import FleetStatus
 from fleet_samples import MEMBER, SHARD

@@ -1,18 +1,39 @@
 """How the lease core talks to the store: one call after another, each with the time of its answer.
 
-The base of `LeaseMachine`. It repeats calls without an answer, counts failures, and recognises the application. It
-knows nothing of leases.
+The base of `LeaseMachine`. It repeats calls without an answer, counts failures, recognises the application, and begins
+its streams: the row of a stream, its root leases, then the mark that they are complete (rule S2). Any worker can
+complete a stream, and no worker reads records before that. In a store that was emptied or replaced nothing is created,
+and the worker ends (rule L14). Before each attempt to set the mark, a read verifies that every root lease exists: a
+store that failed over may have lost acknowledged writes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, NoReturn, TypeVar
 
+from msgspec.structs import replace
+
 from anabranch._core.backoff import backoff_ms
-from anabranch._core.leases.store_calls import Moment, NoAnswer, ReadApp, Steps, StoreCall, Wait
+from anabranch._core.leases.store_calls import (
+    CreateLease,
+    ListShards,
+    Moment,
+    NoAnswer,
+    PutStream,
+    ReadApp,
+    ReadLeases,
+    ReadStreams,
+    Steps,
+    StoreCall,
+    Wait,
+    WriteStream,
+)
+from anabranch._core.shards.lifecycle import IncompleteListing, listing_filter, plan_bootstrap
 from anabranch._model.entropy import Entropy
-from anabranch._model.leases import AppRow
-from anabranch.errors import LeaseStoreError, LeaseStoreInvalidError
-from anabranch.events import StoreAnswered, StoreReset, StoreUnanswered
+from anabranch._model.leases import AppRow, LeaseRow, StreamRow
+from anabranch._model.streams import Shard
+from anabranch.errors import LeaseStoreError, LeaseStoreInvalidError, TransportError
+from anabranch.events import StoreAnswered, StoreReset, StoreUnanswered, StreamChanged
 
 T = TypeVar("T")
 
@@ -21,6 +42,12 @@ THROTTLED_RETRY_MS_MAX: Final = 8_000
 TRIES_MAX: Final = 60
 FAILURES_REPORTED_MIN: Final = 2
 """From so many failures in a row on, they are reported. A single one may be chance."""
+LISTINGS_MAX: Final = 20
+LISTING_RETRY_MS: Final = 500
+CHECK_MS_MAX: Final = 10_000
+"""A check that took longer says nothing about the present."""
+CREATED_TOGETHER_MAX: Final = 200
+"""With a hundred workers and thousands of shards, one such slice each covers nearly all."""
 
 
 class StoreDialogue:
@@ -34,6 +61,8 @@ class StoreDialogue:
         self._changes: list[Any] = []
         self._failure_count = 0
         """Store calls without an answer. After one, the next call may reach another storage (rule L13)."""
+        self.root_count = 0
+        """How many leases the stream had when it began here."""
 
     def ask(self, call: StoreCall[T], moment: Moment) -> Steps[T | NoAnswer]:
         """A read, or a write whose outcome no lease depends on."""
@@ -128,3 +157,120 @@ class StoreDialogue:
             f"the lease store no longer holds application {self.app.app!r} as this worker knows it: it was "
             "emptied, restored or replaced. Nothing was created in its place; check the store, then start again."
         )
+
+    # the streams
+
+    def begin_stream(self, proposal: StreamRow, moment: Moment) -> Steps[StreamRow]:
+        """Returns the stream's row once all its root leases exist, no matter who created them."""
+        self._moment = moment
+        self._report_if_recreated(proposal, (yield from self._ask_until_answered(ReadStreams)))
+        row = yield from self._put_stream(proposal)
+        while True:
+            begun = yield from (self._confirm(row) if row.bootstrapped else self._complete(row))
+            if begun is not None:
+                return begun
+            believed = row
+            row = yield from self._put_stream(replace(row, bootstrapped=False, version=0))
+            if believed == row and row.bootstrapped:
+                raise LeaseStoreInvalidError(
+                    f"application {self.app.app!r} has already read stream {row.name}, but the lease store has no "
+                    "leases for it: they were deleted. Nothing was created, because that would handle everything from "
+                    "the start position again. Restore the store, or start over after "
+                    f"`anabranch apps delete {self.app.app}`"
+                )
+
+    def lease_rows(self, row: StreamRow, moment: Moment) -> Steps[list[LeaseRow]]:
+        """All lease rows of this stream and generation, finished ones included."""
+        self._moment = moment
+        rows = _of(row, (yield from self._ask_until_answered(lambda: ReadLeases(with_finished=True))))
+        self.root_count = len(rows)
+        return rows
+
+    def _report_if_recreated(self, proposal: StreamRow, streams: Sequence[StreamRow]) -> None:
+        known = [row for row in streams if row.arn == proposal.arn]
+        if known and all(row.stream_key != proposal.stream_key for row in known):
+            self._changes.append(
+                StreamChanged(
+                    stream=proposal.name,
+                    change="the stream was deleted and created again since this application last read it: "
+                    "the new stream is read from start=; the checkpoints of the old one are kept but not used",
+                )
+            )
+
+    def _put_stream(self, row: StreamRow) -> Steps[StreamRow]:
+        """Returns the row that the store has now."""
+        yield from self._repeat(self._find_app)
+        return (yield from self._ask_until_answered(lambda: PutStream(row)))
+
+    def _confirm(self, row: StreamRow) -> Steps[StreamRow | None]:
+        """Returns None if there are no leases: we never remove all rows of a stream (rule S6)."""
+        return row if (yield from self.lease_rows(row, self._moment)) else None
+
+    def _complete(self, row: StreamRow) -> Steps[StreamRow | None]:
+        """Creates the root leases in order, then sets the mark. None if another worker did it or the row changed."""
+        listing = yield from self._whole_listing(row)
+        self.root_count = len(listing)
+        while True:
+            missing, marked = yield from self._repeat(partial(self._check_and_mark, row, listing))
+            if not missing:
+                return marked
+            for lease in self._some(missing):
+                if not (yield from self._repeat(partial(self._is_unmarked, row))):
+                    return None
+                yield from self._ask_until_answered(partial(CreateLease, lease))
+
+    def _some(self, missing: tuple[LeaseRow, ...]) -> tuple[LeaseRow, ...]:
+        """Workers that start together share the work: each creates some of many leases, then looks again."""
+        if len(missing) <= CREATED_TOGETHER_MAX:
+            return missing
+        first = self._entropy.randrange(0, len(missing))
+        return (*missing[first:], *missing[:first])[:CREATED_TOGETHER_MAX]
+
+    def _is_unmarked(self, row: StreamRow) -> Steps[bool | NoAnswer]:
+        """Whether the mark is not set yet. If it was set while this worker was stalled, leases that seem to be missing
+        may have been finished and removed, or deleted; creating them would handle their records again. So a check
+        during which the worker was suspended is repeated.
+        """
+        while True:
+            asked = self._moment
+            streams = yield from self._ask(ReadStreams())
+            if isinstance(streams, NoAnswer):
+                return streams
+            app = yield from self._find_app()
+            if isinstance(app, NoAnswer):
+                return app
+            now = self._moment
+            if max(now.now_ms - asked.now_ms, now.wall_ms - asked.wall_ms) <= CHECK_MS_MAX:
+                return not any(known.stream_key == row.stream_key and known.bootstrapped for known in streams)
+
+    def _check_and_mark(
+        self, row: StreamRow, listing: list[Shard]
+    ) -> Steps[tuple[tuple[LeaseRow, ...], StreamRow | None] | NoAnswer]:
+        """Returns the missing leases, or sets the mark and returns the row."""
+        rows = yield from self._ask(ReadLeases(with_finished=True))
+        if isinstance(rows, NoAnswer):
+            return rows
+        missing = plan_bootstrap(row, listing, _of(row, rows))
+        assert not isinstance(missing, IncompleteListing), "the same listing was complete"
+        if missing:
+            return missing, None
+        app = yield from self._find_app()
+        if isinstance(app, NoAnswer):
+            return app
+        marked = yield from self._ask(WriteStream(replace(row, bootstrapped=True), row.version))
+        return marked if isinstance(marked, NoAnswer) else ((), marked)
+
+    def _whole_listing(self, row: StreamRow) -> Steps[list[Shard]]:
+        for _ in range(LISTINGS_MAX):
+            answer = yield ListShards(listing_filter(row.origin))
+            self._moment = answer.moment
+            listing: list[Shard] = answer.value
+            plan = plan_bootstrap(row, listing)
+            if not isinstance(plan, IncompleteListing):
+                return listing
+            yield from self._wait(LISTING_RETRY_MS)
+        raise TransportError(f"stream {row.name}: {plan}, {LISTINGS_MAX} times in a row")
+
+
+def _of(stream: StreamRow, rows: Sequence[LeaseRow]) -> list[LeaseRow]:
+    return [row for row in rows if (row.key.stream_key, row.key.generation) == (stream.stream_key, stream.generation)]

@@ -18,17 +18,18 @@ from typing import Final, Literal, NoReturn, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from anabranch._core.leases.admission import (
+from anabranch._core.leases.dialogue import StoreDialogue
+from anabranch._core.leases.heartbeat import HeartbeatState
+from anabranch._core.leases.lease_table import Holding, Inquiry, LeaseTable
+from anabranch._core.leases.members import (
     Admission,
+    FailureDetector,
     incompatible_members,
     joined_before,
     members_with_worker_id,
     mismatch,
     settings_of,
 )
-from anabranch._core.leases.failure_detector import FailureDetector
-from anabranch._core.leases.heartbeat import HeartbeatState
-from anabranch._core.leases.lease_table import Holding, Inquiry, LeaseTable
 from anabranch._core.leases.plan import (
     NOT_WANTED_MS,
     TAKES_MAX,
@@ -70,9 +71,8 @@ from anabranch._core.leases.store_calls import (
     WriteLease,
     WriteStatus,
 )
-from anabranch._core.leases.stream_start import StreamStart
 from anabranch._core.leases.timing import Ending, LeaseTiming
-from anabranch._core.shards import gate
+from anabranch._core.shards import lifecycle
 from anabranch._model.entropy import Entropy
 from anabranch._model.leases import (
     CHANGED_MAX,
@@ -187,7 +187,7 @@ def lease_row_deleted(row: LeaseRow, *, repeats: bool) -> LeaseRowDeleted:
     )
 
 
-class LeaseMachine(StreamStart):
+class LeaseMachine(StoreDialogue):
     def __init__(self, profile: MemberProfile, timing: LeaseTiming, entropy: Entropy) -> None:
         super().__init__(entropy)
         self.profile = profile
@@ -716,10 +716,10 @@ class LeaseMachine(StreamStart):
                 return None
             if parent is not None:
                 parents[parent.key] = parent
-        if deleted := gate.deleted_parents(row, parents):
+        if deleted := lifecycle.deleted_parents(row, parents):
             self.table.vanished = {**dict.fromkeys(deleted), **self.table.vanished}
             return None
-        if gate.open_parents(row, parents):
+        if lifecycle.open_parents(row, parents):
             return None
         # A row that was restored without knowing its fence token has a version above it (rule L18).
         return max([lost_epoch, row.version, *(parent.epoch for parent in parents.values())])

@@ -1,15 +1,15 @@
 import pytest
 from msgspec.structs import replace
 
-from anabranch._core.leases.admission import (
+from anabranch._core.leases.members import (
     Admission,
+    FailureDetector,
     Review,
     incompatible_members,
     is_incompatible,
     joined_before,
     members_with_worker_id,
 )
-from anabranch._core.leases.failure_detector import FailureDetector
 from anabranch._core.leases.plan import Seal
 from anabranch._core.leases.timing import lease_timing
 from anabranch._model.leases import MemberRow

@@ -1,6 +1,6 @@
 from msgspec.structs import replace
 
-from anabranch._core.leases.failure_detector import FailureDetector
+from anabranch._core.leases.members import FailureDetector
 from anabranch._core.leases.timing import lease_timing
 from anabranch._model.leases import MemberRow
 

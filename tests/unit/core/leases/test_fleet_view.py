@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from anabranch._core.leases.fleet_view import FleetObserver, FleetRows
+from anabranch._core.leases.status import FleetObserver, FleetRows
 from anabranch._model.leases import (
     AppRow,
     Checkpoint,

@@ -3,8 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from anabranch._core.leases.failure_detector import FailureDetector
 from anabranch._core.leases.lease_table import LeaseTable
+from anabranch._core.leases.members import FailureDetector
 from anabranch._core.leases.plan import give_unreadable
 from anabranch._core.leases.timing import lease_timing
 from anabranch._model.leases import HandOffRequest, LeaseKey, LeaseRow, MemberRow

@@ -1,7 +1,7 @@
 from msgspec.structs import replace
 
-from anabranch._core.leases.failure_detector import FailureDetector
 from anabranch._core.leases.lease_table import MOVE_COOL_DOWN_MS, LeaseTable
+from anabranch._core.leases.members import FailureDetector
 from anabranch._core.leases.plan import (
     ASK_AGAIN_MS,
     MEMBER_KEPT_MS,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from anabranch._core.shards.gate import removable
 from anabranch._core.shards.graph import ShardGraph
+from anabranch._core.shards.lifecycle import removable
 from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.leases import Checkpoint, Finish, LeaseKey, LeaseRow
 from anabranch._model.streams import Position, at_timestamp

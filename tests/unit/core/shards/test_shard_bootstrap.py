@@ -1,7 +1,7 @@
 import pytest
 
-from anabranch._core.shards.bootstrap import PIN_MARGIN_SECONDS, IncompleteListing, pin, plan_bootstrap, roots
 from anabranch._core.shards.graph import gaps
+from anabranch._core.shards.lifecycle import PIN_MARGIN_SECONDS, IncompleteListing, pin, plan_bootstrap, roots
 from anabranch._model.hash_keys import HashKeyRange, even_ranges
 from anabranch._model.leases import LeaseKey, LeaseRow, StreamRow
 from anabranch._model.streams import TRIM_HORIZON, Shard, at_timestamp

@@ -1,15 +1,15 @@
 import pytest
 from msgspec.structs import replace
 
-from anabranch._core.shards.bootstrap import missing_leases
-from anabranch._core.shards.gate import (
+from anabranch._core.shards.graph import ShardGraph
+from anabranch._core.shards.lifecycle import (
     ShardEnd,
     classify_missing_shard,
+    missing_leases,
     open_parents,
     plan_end,
     plan_trimmed,
 )
-from anabranch._core.shards.graph import ShardGraph
 from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.leases import Checkpoint, Finish, LeaseKey, LeaseRow, StreamRow
 from anabranch._model.streams import TRIM_HORIZON, Shard, at_timestamp

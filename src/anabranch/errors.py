@@ -40,38 +40,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 if TYPE_CHECKING:
     from anabranch.reports import StopReport
 
-__all__ = [
-    "AccessDeniedError",
-    "AnabranchError",
-    "BufferFull",
-    "CodecError",
-    "ConfigurationError",
-    "ConsumerFailedError",
-    "CredentialsError",
-    "DeadLetterError",
-    "DeliveryFailed",
-    "ExpiredIteratorError",
-    "ExpiredTokenError",
-    "FanOutError",
-    "FleetMismatchError",
-    "InvalidRequestError",
-    "LeaseError",
-    "LeaseStoreError",
-    "LeaseStoreInvalidError",
-    "ProducerError",
-    "ResourceInUseError",
-    "ServiceError",
-    "ShardStoppedError",
-    "StreamDeletedError",
-    "StreamError",
-    "StreamNotFoundError",
-    "StreamRecreatedError",
-    "ThrottledError",
-    "TransportError",
-    "UnavailableError",
-    "UsageError",
-]
-
 
 class AnabranchError(Exception):
     """Something went wrong in anabranch."""

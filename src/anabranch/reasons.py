@@ -11,56 +11,6 @@ from typing import ClassVar, Final
 
 import msgspec
 
-__all__ = [
-    "ApplicationMoved",
-    "BudgetFull",
-    "CallsOutliveHandOff",
-    "ChildrenUnknown",
-    "ChildrenUnlisted",
-    "ClockSkew",
-    "ConsumerMissing",
-    "ConsumerNameShared",
-    "HandedOver",
-    "HandledAlone",
-    "HeldBackBytesLimit",
-    "LetterNotWritten",
-    "LooksLikeOutage",
-    "NoLiveWorker",
-    "NoRoomForHeldBack",
-    "NotTakenYet",
-    "OpenKeysLimit",
-    "PausedByProgram",
-    "PausedInStore",
-    "PollingDenied",
-    "ReadsFailing",
-    "ReadsThrottled",
-    "Reason",
-    "RecordInHandler",
-    "RecordUnfinished",
-    "ReplayBytesLimit",
-    "StoppedByCrashes",
-    "StoppedByHandler",
-    "StoppedByPayload",
-    "StoreAccessDenied",
-    "StoreThrottled",
-    "StoreUnreachable",
-    "StreamKeyDenied",
-    "StreamNotRead",
-    "SubscriptionDenied",
-    "SubscriptionFailing",
-    "SubscriptionInUse",
-    "SubscriptionTakenOver",
-    "TimeoutIgnored",
-    "UnknownReason",
-    "WaitsForIsolatedShard",
-    "WaitsForParents",
-    "WorkerDead",
-    "WorkerSilent",
-    "WorkersFull",
-    "WorkersStopping",
-    "parse_reason",
-]
-
 _RETRIED: Final = "each worker that starts after the stop tries the record once more"
 _OTHERS_TAKE_IT: Final = "nothing to do if another worker is live: it takes the shard in a moment; otherwise start one"
 _SLOW_RECORDS: Final = (
@@ -603,15 +553,16 @@ def _attempts(count: int, error: str | None) -> str:
     return f" {count} times" if error is None else f" {count} times, the last time with {error}"
 
 
-def _leaves(base: type[Reason]) -> Iterator[type[Reason]]:
+def _kinds_of(base: type[Reason]) -> Iterator[type[Reason]]:
+    """All classes of reasons that have no subclasses of their own."""
     for kind in base.__subclasses__():
         if kind.__subclasses__():
-            yield from _leaves(kind)
+            yield from _kinds_of(kind)
         else:
             yield kind
 
 
-_KINDS: Final = {str(kind.__struct_config__.tag): kind for kind in _leaves(Reason) if kind is not UnknownReason}
+_KINDS: Final = {str(kind.__struct_config__.tag): kind for kind in _kinds_of(Reason) if kind is not UnknownReason}
 
 
 def parse_reason(document: object) -> Reason:

@@ -8,26 +8,6 @@ from anabranch.measures import WriteCounters
 from anabranch.reasons import Reason, WorkerDead, WorkerSilent
 from anabranch.records import Record
 
-__all__ = [
-    "CommandResult",
-    "ConsumerStatus",
-    "DesiredWorkers",
-    "FleetMember",
-    "FleetShard",
-    "FleetStatus",
-    "FleetSubscription",
-    "FlushReport",
-    "HealthReport",
-    "ProducerStatus",
-    "ShardState",
-    "ShardWrites",
-    "StopReport",
-    "StoppedRecord",
-    "StoppedShard",
-    "StreamWrites",
-    "SubscriptionState",
-]
-
 
 class StoppedShard(msgspec.Struct, frozen=True, kw_only=True):
     """A shard that is stopped at a record. It is not handled from there on until a new worker retries."""

@@ -1,12 +1,11 @@
 """`Alert`: when a lag is too large for too long. What happens then is an event and a call of your function."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import cast
 
-from anabranch._model.kinds import field_type_violations
+from anabranch._model.kinds import check_field_types, check_hook, refuse
 from anabranch.errors import ConfigurationError
-from anabranch.events import AlertCleared, AlertFired
+from anabranch.events import AlertCleared, AlertFired, Event, HookFailed
 
 __all__ = ["Alert"]
 
@@ -26,17 +25,30 @@ class Alert:
     """Called with the event, on the event loop. It must not block; an error in it is reported and ignored."""
 
     def __post_init__(self) -> None:
-        violations = field_type_violations(self, but=("hook",))
-        hook = cast("object", self.hook)
-        if hook is not None and not callable(hook):
-            violations.append(f"hook is {hook!r}; it must be a function that takes an event, or None")
-        if violations:
-            raise ConfigurationError(violations)
+        check_hook("hook", self.hook, "an event")
+        violations = check_field_types(self, but=("hook",))
         if not self.lag > 0:
             violations.append(f"lag is {self.lag}; it must be positive")
         if self.for_periods < 1:
             violations.append(f"for_periods is {self.for_periods}; it must be at least 1")
         if not self.period >= 1:
             violations.append(f"period is {self.period}; it must be at least 1 second")
-        if violations:
-            raise ConfigurationError(violations)
+        refuse(violations)
+
+
+def check_alerts(alerts: object) -> tuple[Alert, ...]:
+    if isinstance(alerts, Collection) and not isinstance(alerts, str):
+        found = [alert for alert in alerts if isinstance(alert, Alert)]
+        if len(found) == len(alerts):
+            return tuple(found)
+    raise ConfigurationError(f"alerts is {alerts!r}; it must be a list of Alert(lag=...)")
+
+
+def tell_alert(emit: Callable[[Event], None], alert: Alert, event: AlertFired | AlertCleared) -> None:
+    """An error in the hook is reported as an event, and ends nothing."""
+    emit(event)
+    if alert.hook is not None:
+        try:
+            alert.hook(event)
+        except Exception as error:  # noqa: BLE001 -- a user's hook must not end a worker
+            emit(HookFailed(hook="Alert.hook", error=repr(error)))

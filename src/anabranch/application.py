@@ -20,16 +20,15 @@ from anabranch._core.leases.status import ANSWERED_EVERY_MS, RENEWED_EVERY_MS, F
 from anabranch._core.leases.timing import LEASE_EXPIRY_MS_DEFAULT
 from anabranch._core.monitor import AlertState, FleetLag
 from anabranch._engine.clock import SystemClock
-from anabranch._engine.emit import check_alerts, make_emit
-from anabranch._engine.run_watch import tell_alert
-from anabranch._model.kinds import type_violations
+from anabranch._model.kinds import check_types, refuse
 from anabranch._model.leases import Conflict, ControlRow, LeaseRow, MemberRow, Place
 from anabranch._model.streams import Position
 from anabranch._ports import Clock, LeaseStore
-from anabranch.alerts import Alert
+from anabranch.alerts import Alert, check_alerts, tell_alert
 from anabranch.config import Aws
 from anabranch.errors import ConfigurationError, LeaseError, LeaseStoreError, LeaseStoreInvalidError, UsageError
 from anabranch.events import Event, StoreAnswered, StoreUnanswered
+from anabranch.logs import make_emit
 from anabranch.reports import CommandResult, DesiredWorkers, FleetMember, FleetStatus
 from anabranch.stores.catalogue import check_copy, copy_rows, delete_leftovers, find_store
 from anabranch.stores.urls import open_store
@@ -129,8 +128,7 @@ class Application:
         no worker is left: they are logged, passed to `on_event`, and call their hooks. While the lease store does not
         answer, there is no status; an event says so.
         """
-        if wrong := type_violations({"interval": interval}, {"interval": float}):
-            raise ConfigurationError(wrong)
+        check_types({"interval": interval}, {"interval": float})
         if not 0.1 <= interval <= 15:
             raise ConfigurationError(f"interval is {interval}; it must be from 0.1 to 15 seconds, or lags are not seen")
         alerts, emit = check_alerts(alerts), make_emit(on_event)
@@ -172,17 +170,13 @@ class Application:
         """
         given = {"target_lag": target_lag, "catch_up": catch_up, "worker_rate": worker_rate}
         given |= {"minimum": minimum, "maximum": maximum}
-        violations = type_violations(given, _SCALING_KINDS)
-        if not violations:
-            violations = [
-                f"{name} is {value}; it must be positive"
-                for name, value in (("target_lag", target_lag), ("catch_up", catch_up), ("worker_rate", worker_rate))
-                if value is not None and not value > 0
-            ]
-            if minimum < 0 or (maximum is not None and maximum < max(minimum, 1)):
-                violations.append(f"minimum is {minimum} and maximum {maximum}; 0 <= minimum <= maximum is needed")
-        if violations:
-            raise ConfigurationError(violations)
+        violations = check_types(given, _SCALING_KINDS)
+        for name, value in (("target_lag", target_lag), ("catch_up", catch_up), ("worker_rate", worker_rate)):
+            if value is not None and value <= 0:
+                violations.append(f"{name} is {value}; it must be positive")
+        if minimum < 0 or (maximum is not None and maximum < max(minimum, 1)):
+            violations.append(f"minimum is {minimum} and maximum {maximum}; 0 <= minimum <= maximum is needed")
+        refuse(violations)
         return desired_workers(
             await self.status(watch=True),
             target_lag=target_lag,

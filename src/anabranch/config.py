@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from anabranch._model.kinds import check_field_types
+from anabranch._model.kinds import check_field_types, refuse
 from anabranch._model.leases import WORKER_ID_BYTES_MAX
 from anabranch.budget import READ_RESERVE_BYTES, Budget
-from anabranch.errors import ConfigurationError
 from anabranch.limits import SHARD_WRITE_BYTES_PER_SECOND, SHARD_WRITE_RECORDS_PER_SECOND
 
 __all__ = [
@@ -27,11 +26,6 @@ __all__ = [
 _REGION = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+")
 _CONSUMER_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 _CONSUMER_ARN = re.compile(r"arn:aws[a-z-]*:kinesis:[a-z0-9-]+:[0-9]{12}:stream/[^/]+/consumer/[^/:]+:[0-9]+")
-
-
-def _refuse(violations: list[str]) -> None:
-    if violations:
-        raise ConfigurationError(violations)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +59,7 @@ class Aws:
                 "credentials: must be an object with get_frozen_credentials(), or with access_key and secret_key, "
                 f"not {type(self.credentials).__name__}"
             )
-        _refuse(violations)
+        refuse(violations)
 
     def __repr__(self) -> str:
         names = ("region", "profile", "endpoint_url")
@@ -147,7 +141,7 @@ class LeaseSettings:
             )
         if self.worker_id_exclusive and self.worker_id is None:
             violations.append("worker_id_exclusive needs a worker_id that no other process has")
-        _refuse(violations)
+        refuse(violations)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +165,7 @@ class PollingSettings:
             violations.append(f"idle_interval is {self.idle_interval} s; it must be from 0.2 to 60 s")
         if self.listing_interval < 1:
             violations.append(f"listing_interval is {self.listing_interval} s; it must be at least 1 s")
-        _refuse(violations)
+        refuse(violations)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +198,7 @@ class FanOutSettings:
                 "consumer_arn names a consumer that is managed elsewhere; "
                 "it excludes consumer_name and deregister_on_stop"
             )
-        _refuse(violations)
+        refuse(violations)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +222,7 @@ class CheckpointSettings:
             violations.append(f"records is {self.records}; it must be at least 1")
         if self.replay_bytes_max < 1 << 20:
             violations.append(f"replay_bytes_max is {self.replay_bytes_max}; it must be at least 1 MiB")
-        _refuse(violations)
+        refuse(violations)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,7 +250,7 @@ class ConsumerSettings:
             violations.append(f"budget is {self.budget} bytes; one read may need {READ_RESERVE_BYTES}")
         if self.start_timeout < 0:
             violations.append(f"start_timeout is {self.start_timeout} s; it must not be negative")
-        _refuse(violations)
+        refuse(violations)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,4 +299,4 @@ class ProducerSettings:
             violations.append(f"requests_in_flight is {self.requests_in_flight}; it must be from 1 to 64")
         if self.aggregate_partition_key is not None and not 1 <= len(self.aggregate_partition_key) <= 256:
             violations.append("aggregate_partition_key must have 1 to 256 characters")
-        _refuse(violations)
+        refuse(violations)

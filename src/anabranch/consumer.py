@@ -33,18 +33,17 @@ from anabranch._engine.consumer_run import (
     IterateRecords,
     RunPlan,
 )
-from anabranch._engine.emit import check_alerts, make_emit
 from anabranch._engine.fanout_registration import FanOutPlan
 from anabranch._engine.handler_calls import HandlerCall, HandlerOptions
 from anabranch._engine.signals import stop_on_signals
 from anabranch._engine.stop_conditions import StopConditions
 from anabranch._event_loops import read_on
-from anabranch._model.kinds import check_types, type_violations
+from anabranch._model.kinds import check_types, refuse
 from anabranch._model.leases import WORKER_ID_BYTES_MAX, AppRow, OrderMode
 from anabranch._model.streams import StreamName, parse_stream
 from anabranch._ports import LeaseStore, LetterDestination, Ports
 from anabranch._tracing import Tracing
-from anabranch.alerts import Alert
+from anabranch.alerts import Alert, check_alerts
 from anabranch.budget import Budget
 from anabranch.config import Aws, ConsumerSettings, FanOutSettings
 from anabranch.dead_letters.opening import open_destination
@@ -52,6 +51,7 @@ from anabranch.dead_letters.redrive import RegisteredHandler
 from anabranch.errors import ConfigurationError, UsageError
 from anabranch.events import Event
 from anabranch.health import HealthApp, HealthServer
+from anabranch.logs import make_emit
 from anabranch.metrics.catalogue import Level, Measurement, OwnMetrics, consumer_measurements
 from anabranch.metrics.sources import Exporter, Exporters, Source, check_level
 from anabranch.policies import DeadLetter, Retry
@@ -628,8 +628,7 @@ def check_streams(
     for name, value in (("start", start), ("until", until)):
         if isinstance(value, datetime) and value.tzinfo is None:
             violations.append(f"{name} is a datetime without a time zone: use one like datetime.now(UTC)")
-    if violations:
-        raise ConfigurationError(violations)
+    refuse(violations)
     return tuple(streams)
 
 
@@ -681,8 +680,7 @@ def check_fanout(settings: FanOutSettings, streams: Sequence[StreamName], read: 
 
 def batch_limits(max_records: int, max_bytes: int, max_wait: float) -> BatchLimits:
     given = {"max_records": max_records, "max_bytes": max_bytes, "max_wait": max_wait}
-    if wrong := type_violations(given, BATCH_KINDS):
-        raise ConfigurationError(wrong)
+    check_types(given, BATCH_KINDS)
     if max_records < 1 or max_bytes < 1 or max_wait < 0:
         raise ConfigurationError(
             f"a batch of max_records={max_records}, max_bytes={max_bytes}, max_wait={max_wait} is invalid: "

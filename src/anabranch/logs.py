@@ -1,15 +1,29 @@
-"""Log records as JSON, one object on each line: for CloudWatch Logs, Loki and the like. Set `JsonFormatter` as the
-formatter of a logging handler.
+"""Events in the log, and log records as JSON, one object on each line: for CloudWatch Logs, Loki and the like. Set
+`JsonFormatter` as the formatter of a logging handler.
 """
 
 import datetime as dt
 import json
 import logging
 import sys
+import time
+from collections import deque
+from collections.abc import Callable
 from typing import Any, Final
+
+import msgspec
+
+from anabranch._model.kinds import check_hook
+from anabranch.events import Event, HandlerFailed
+from anabranch.reasons import Reason
 
 __all__ = ["JsonFormatter"]
 
+_log = logging.getLogger("anabranch")
+
+_TRACEBACKS_PER_MINUTE: Final = 10
+"""First and last attempts have a limit each: many first failures must not hide why a shard stopped."""
+_MINUTE_SECONDS: Final = 60.0
 _STANDARD: Final = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
 """What every log record has. All else was passed as `extra=`."""
 DEPTH_MAX: Final = 8
@@ -23,9 +37,9 @@ class JsonFormatter(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        time = dt.datetime.fromtimestamp(record.created, dt.UTC)
+        created = dt.datetime.fromtimestamp(record.created, dt.UTC)
         document = {
-            "time": time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "time": created.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "level": record.levelname,
             "logger": record.name,
             "message": _message(record),
@@ -72,3 +86,53 @@ def _text(value: object) -> str:
         return str(value)
     except Exception as error:  # noqa: BLE001 -- a defect of what was logged
         return f"<{type(value).__name__} that cannot be shown: {type(error).__name__}>"
+
+
+def make_emit(on_event: Callable[[Event], Any] | None) -> Callable[[Event], None]:
+    """Sends events to the log, with their fields as `extra=`, then to the user's `on_event`. Errors in `on_event` are
+    only logged. Failed handler calls are logged with their tracebacks, up to a limit per minute; without one, the event
+    is still logged.
+    """
+    check_hook("on_event", on_event, "an event")
+    logged_at: dict[bool, deque[float]] = {is_last: deque(maxlen=_TRACEBACKS_PER_MINUTE) for is_last in (False, True)}
+
+    def log_failure(event: HandlerFailed) -> None:
+        """Adds the traceback for the first and the last attempt; attempts in between would repeat it."""
+        is_last = event.retry_in_ms is None
+        extra = event_fields(event)
+        if event.exception is None or not (is_last or event.attempt == 1):
+            _log.log(event.level, "%s", event, extra=extra)
+            return
+        times, now = logged_at[is_last], time.monotonic()
+        if len(times) == _TRACEBACKS_PER_MINUTE and now - times[0] < _MINUTE_SECONDS:
+            text = "%s (no traceback: %d were logged in the last minute)"
+            _log.log(event.level, text, event, _TRACEBACKS_PER_MINUTE, extra=extra)
+            return
+        times.append(now)
+        _log.log(event.level, "%s", event, exc_info=event.exception, extra=extra)
+
+    def emit(event: Event) -> None:
+        if isinstance(event, HandlerFailed):
+            log_failure(event)
+        elif _log.isEnabledFor(event.level):
+            _log.log(event.level, "%s", event, extra=event_fields(event))
+        if on_event is not None:
+            try:
+                on_event(event)
+            except Exception:  # noqa: BLE001 -- a user's hook must not end a worker or a producer
+                _log.exception("on_event failed for: %s", event)
+
+    return emit
+
+
+def event_fields(event: Event) -> dict[str, Any]:
+    """The fields of a log record: `event`, its name, and its own fields as plain values. A reason is its code; the
+    message has its text.
+    """
+    fields: dict[str, Any] = {"event": type(event).__name__}
+    for name, value in msgspec.structs.asdict(event).items():
+        if isinstance(value, Reason):
+            fields[name] = value.code
+        elif not isinstance(value, BaseException):
+            fields[name] = msgspec.to_builtins(value)
+    return fields

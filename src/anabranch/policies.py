@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from anabranch._model.kinds import field_type_violations
-from anabranch.errors import ConfigurationError
+from anabranch._model.kinds import check_field_types, refuse
 
 __all__ = ["DeadLetter", "Retry", "Skip", "Stop"]
 
@@ -49,16 +48,15 @@ class DeadLetter:
     """Called with each letter before it is written; returns the letter to write, for example without its payload."""
 
     def __post_init__(self) -> None:
-        violations = field_type_violations(self, but=("url", "redact"))
+        violations = check_field_types(self, but=("url", "redact"))
         url, redact = cast("object", self.url), cast("object", self.redact)
         if not (url is None or isinstance(url, str) or callable(url)):
             violations.append(f"url is {url!r}; it must be a URL as text, an async function, or None")
         if not (redact is None or callable(redact)):
             violations.append(f"redact is {redact!r}; it must be a function that takes a letter, or None")
-        if not violations and self.per_minute < 1:
+        if self.per_minute < 1:
             violations.append(f"per_minute is {self.per_minute}; it must be at least 1")
-        if violations:
-            raise ConfigurationError(violations)
+        refuse(violations)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +79,9 @@ class Retry:
     """What follows the last attempt, and a payload that does not decode, which is never retried."""
 
     def __post_init__(self) -> None:
-        violations, errors = field_type_violations(self, but=("give_up_on",)), cast("object", self.give_up_on)
+        violations, errors = check_field_types(self, but=("give_up_on",)), cast("object", self.give_up_on)
         if not isinstance(errors, tuple) or not all(map(_is_error, errors)):
             violations.append(f"give_up_on is {errors!r}; it must be a tuple of exception classes")
-        if violations:
-            raise ConfigurationError(violations)
         if self.attempts < 1:
             violations.append(f"attempts is {self.attempts}; it must be at least 1")
         if not 0 <= self.backoff <= self.backoff_max:
@@ -96,8 +92,7 @@ class Retry:
         for name, seconds in (("max_age", self.max_age), ("timeout", self.timeout)):
             if seconds is not None and not seconds > 0:
                 violations.append(f"{name} is {seconds}; it must be positive, or None for no limit")
-        if violations:
-            raise ConfigurationError(violations)
+        refuse(violations)
 
 
 def _is_error(kind: object) -> bool:

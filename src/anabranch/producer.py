@@ -14,11 +14,10 @@ from typing import Any, Final, Generic, Literal, NamedTuple, Self
 from anabranch._aws.kinesis_client import KinesisByRegion
 from anabranch._core.writing.lanes import WriteOptions
 from anabranch._engine.clock import SystemClock
-from anabranch._engine.emit import check_hook, make_emit
 from anabranch._engine.writing.writer import Delivery, Writer
 from anabranch._event_loops import read_on
 from anabranch._model.entropy import Entropy
-from anabranch._model.kinds import check_seconds, check_types
+from anabranch._model.kinds import check_hook, check_seconds, check_types, refuse
 from anabranch._model.streams import parse_stream, wrong_stream
 from anabranch._ports import Clock, KinesisWriting
 from anabranch._tracing import Tracing
@@ -26,6 +25,7 @@ from anabranch.config import Aws, ProducerSettings
 from anabranch.errors import ConfigurationError, DeliveryFailed, ProducerError, UsageError
 from anabranch.events import Event
 from anabranch.limits import MIB
+from anabranch.logs import make_emit
 from anabranch.metrics.catalogue import Level, Measurement, producer_measurements
 from anabranch.metrics.sources import Exporter, Exporters, Source, check_level
 from anabranch.records import PutResult
@@ -360,5 +360,4 @@ def _check_options(
         violations.append(f"delivery_timeout is {delivery_timeout} s; it must be positive")
     if buffer_bytes < MIB:
         violations.append(f"buffer_bytes is {buffer_bytes}; it must be at least {MIB}")
-    if violations:
-        raise ConfigurationError(violations)
+    refuse(violations)

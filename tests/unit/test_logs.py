@@ -7,8 +7,7 @@ import logging
 import pytest
 
 from anabranch import events
-from anabranch._engine.emit import event_fields, make_emit
-from anabranch.logs import JsonFormatter
+from anabranch.logs import JsonFormatter, event_fields, make_emit
 from anabranch.measures import TimeBuckets
 from anabranch.reasons import PausedByProgram
 
@@ -121,7 +120,7 @@ def test_no_field_of_an_event_hides_one_of_a_log_record(kind):
 
 
 def test_fields_are_made_only_if_the_event_is_logged(monkeypatch):
-    from anabranch._engine import emit as module
+    from anabranch import logs as module
 
     monkeypatch.setattr(module, "event_fields", lambda event: pytest.fail("nobody reads them"))
     logging.getLogger("anabranch").setLevel(logging.ERROR)

@@ -1,16 +1,15 @@
 """Checks a run once a second, and emits the events that its monitor returns. Decides nothing itself."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
-from anabranch._core.monitor import AlertEvent, RunMonitor
+from anabranch._core.monitor import RunMonitor
 from anabranch._core.reading.service_clock import ServiceClock
 from anabranch._core.session import Session
 from anabranch._engine.fleet import Fleet
 from anabranch._model.leases import LeaseKey
 from anabranch._ports import Ports
-from anabranch.alerts import Alert
-from anabranch.events import Event, HookFailed
+from anabranch.alerts import Alert, tell_alert
 from anabranch.measures import ConsumerMeasures
 
 LOOK_EVERY_MS: Final = 1_000
@@ -74,13 +73,3 @@ class RunWatch:
         )
         if event is not None:
             self._ports.emit(event)
-
-
-def tell_alert(emit: Callable[[Event], None], alert: Alert, event: AlertEvent) -> None:
-    """An error in the hook is reported as an event, and ends nothing."""
-    emit(event)
-    if alert.hook is not None:
-        try:
-            alert.hook(event)
-        except Exception as error:  # noqa: BLE001 -- a user's hook must not end a worker
-            emit(HookFailed(hook="Alert.hook", error=repr(error)))

@@ -4,7 +4,8 @@ an environment variable, and NaN.
 Callers check ranges later, when the values can be compared.
 """
 
-from collections.abc import Collection, Mapping
+import inspect
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from math import isfinite
 from types import NoneType, UnionType
@@ -13,37 +14,44 @@ from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hi
 from anabranch.errors import ConfigurationError
 
 
-def type_violations(given: Mapping[str, object], kinds: Mapping[str, Any]) -> list[str]:
-    """One text for each value of a wrong type."""
-    return [
-        f"{name} is {given[name]!r}; it must be {_one_of(kind)}"
-        for name, kind in kinds.items()
-        if not any(_fits(given[name], choice) for choice in _choices(kind))
-    ]
+def refuse(violations: Sequence[str]) -> None:
+    """Raises ConfigurationError if there are any."""
+    if violations:
+        raise ConfigurationError(violations)
 
 
 def check_types(given: Mapping[str, object], kinds: Mapping[str, Any]) -> list[str]:
     """Raises ConfigurationError if a value has the wrong type. Otherwise returns the wrong choices, which the caller
     reports together with values out of range.
     """
-    violations = type_violations(given, kinds)
-    if any(
-        not any(_fits(given[name], str if get_origin(choice) is Literal else choice) for choice in _choices(kind))
-        for name, kind in kinds.items()
-    ):
-        raise ConfigurationError(violations)
+    violations: list[str] = []
+    has_wrong_types = False
+    for name, kind in kinds.items():
+        value, choices = given[name], _choices(kind)
+        if not any(_fits(value, choice) for choice in choices):
+            violations.append(f"{name} is {value!r}; it must be {_one_of(kind)}")
+            has_choice = any(get_origin(choice) is Literal for choice in choices)
+            has_wrong_types = has_wrong_types or not (has_choice and isinstance(value, str))
+    if has_wrong_types:
+        refuse(violations)
     return violations
 
 
-def check_field_types(settings: object) -> list[str]:
-    kinds = get_type_hints(type(settings))
+def check_field_types(settings: object, *, but: Collection[str] = ()) -> list[str]:
+    """Like `check_types`, for an object whose class declares its fields, without those named in `but`."""
+    kinds = {name: kind for name, kind in get_type_hints(type(settings)).items() if name not in but}
     return check_types({name: getattr(settings, name) for name in kinds}, kinds)
 
 
-def field_type_violations(settings: object, *, but: Collection[str] = ()) -> list[str]:
-    """Like `type_violations`, for an object whose class declares its fields, but not for all of them."""
-    kinds = {name: kind for name, kind in get_type_hints(type(settings)).items() if name not in but}
-    return type_violations({name: getattr(settings, name) for name in kinds}, kinds)
+def check_hook(name: str, hook: object, argument: str) -> None:
+    """Raises ConfigurationError unless the hook is None or a plain function. Nothing awaits an async one."""
+    if hook is None:
+        return
+    functions = (hook, getattr(hook, "__call__", None))  # noqa: B004 -- the method of a callable object
+    if not callable(hook) or any(map(inspect.iscoroutinefunction, functions)):
+        raise ConfigurationError(
+            f"{name}={hook!r}: expected a plain function that takes {argument}, not an async function"
+        )
 
 
 def check_seconds(name: str, given: object) -> None:

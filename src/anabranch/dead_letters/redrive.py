@@ -43,7 +43,7 @@ from anabranch._core.redrive import (
 from anabranch._engine.clock import SystemClock
 from anabranch._engine.handler_calls import HandlerCall, HandlerOptions, TimeLimit
 from anabranch._engine.tasks import single_cause
-from anabranch._model.kinds import type_violations
+from anabranch._model.kinds import check_types
 from anabranch._model.streams import StreamName, parse_stream
 from anabranch._ports import LetterDestination
 from anabranch._wire.messages import PutRecordsEntry
@@ -391,8 +391,7 @@ class DeadLetters:
     """
 
     def __init__(self, url: str, *, aws: Aws | None = None) -> None:
-        if wrong := type_violations({"url": url, "aws": aws}, {"url": str, "aws": Aws | None}):
-            raise ConfigurationError(wrong)
+        check_types({"url": url, "aws": aws}, {"url": str, "aws": Aws | None})
         self._url = url
         self._aws = aws
         self._box = open_box(url, aws=aws)
@@ -691,8 +690,7 @@ def _settings(
     """
     given = {"policy": policy, "rate": rate, "concurrency": concurrency, "review": review}
     kinds = {"policy": Retry, "rate": float | None, "concurrency": int, "review": str | None}
-    if wrong := type_violations(given, kinds):
-        raise ConfigurationError(wrong)
+    check_types(given, kinds)
     if rate is not None and not rate > 0:
         raise ConfigurationError(f"rate is {rate}; it must be positive, or None for no limit")
     if concurrency < 1:

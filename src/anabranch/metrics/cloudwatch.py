@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, TextIO
 
 from anabranch._aws.account import botocore_session, resolve_region
 from anabranch._aws.credentials import frozen_credentials
-from anabranch._model.kinds import type_violations
+from anabranch._model.kinds import check_types, refuse
 from anabranch.config import Aws
 from anabranch.errors import AnabranchError, ConfigurationError
 from anabranch.measures import BOUNDS_MS, TimeBuckets
@@ -115,9 +115,7 @@ def _check_options(namespace: str | None, interval: float, dimensions: Mapping[s
     named = {f"dimensions[{name!r}]": value for name, value in dimensions.items()}
     given = {"namespace": namespace, "interval": interval, **named}
     kinds = {"namespace": str | None, "interval": float, **dict.fromkeys(named, str)}
-    if wrong := type_violations(given, kinds):
-        raise ConfigurationError(wrong)
-    violations = []
+    violations = check_types(given, kinds)
     if namespace is not None and not 1 <= len(namespace) <= 255:
         violations.append(f"namespace is {namespace!r}; it must have 1 to 255 characters")
     if namespace is not None and namespace.startswith("AWS/"):
@@ -128,8 +126,7 @@ def _check_options(namespace: str | None, interval: float, dimensions: Mapping[s
         violations.append(f"dimensions has {len(dimensions)} entries; at most {DIMENSIONS_MAX} are possible")
     if not all(dimensions) or not all(dimensions.values()):
         violations.append("dimensions has an empty name or value; CloudWatch refuses that")
-    if violations:
-        raise ConfigurationError(violations)
+    refuse(violations)
 
 
 def namespace_of(source: Source) -> str:

@@ -5,11 +5,19 @@ from typing import Any, Literal
 
 import pytest
 
-from anabranch._model.kinds import field_type_violations, type_violations
+from anabranch._model.kinds import check_field_types, check_types
+from anabranch.errors import ConfigurationError
 
 
 class Thing:
     pass
+
+
+def violations_of(check, *arguments):
+    try:
+        return check(*arguments)
+    except ConfigurationError as error:
+        return list(error.violations)
 
 
 @pytest.mark.parametrize(
@@ -20,7 +28,7 @@ class Thing:
     ],
 )  # fmt: skip
 def test_a_value_of_its_kind_is_right(value, kind):
-    assert type_violations({"size": value}, {"size": kind}) == []
+    assert violations_of(check_types, {"size": value}, {"size": kind}) == []
 
 
 @pytest.mark.parametrize(
@@ -39,7 +47,7 @@ def test_a_value_of_its_kind_is_right(value, kind):
     ],
 )
 def test_a_value_of_another_kind_is_named_with_what_would_be_right(value, kind, words):
-    assert type_violations({"size": value}, {"size": kind}) == [words]
+    assert violations_of(check_types, {"size": value}, {"size": kind}) == [words]
 
 
 def test_the_fields_of_settings_are_judged_by_what_their_class_declares():
@@ -48,8 +56,16 @@ def test_the_fields_of_settings_are_judged_by_what_their_class_declares():
         count: int
         share: float = 1.0
 
-    assert field_type_violations(Settings(5)) == []
-    assert field_type_violations(Settings("5", None)) == [
+    assert violations_of(check_field_types, Settings(5)) == []
+    assert violations_of(check_field_types, Settings("5", None)) == [
         "count is '5'; it must be a whole number",
         "share is None; it must be a number",
     ]
+
+
+def test_a_wrong_type_is_raised_at_once_and_a_wrong_choice_is_returned():
+    kinds = {"read": Literal["polling", "fanout"], "count": int}
+    assert check_types({"read": "pull", "count": 1}, kinds) == ["read is 'pull'; it must be 'polling' or 'fanout'"]
+    with pytest.raises(ConfigurationError) as caught:
+        check_types({"read": "pull", "count": "1"}, kinds)
+    assert len(caught.value.violations) == 2

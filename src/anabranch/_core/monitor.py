@@ -5,12 +5,13 @@ It is pure: measures and the time go in, events come out. What happens to a sing
 happens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, TypeAlias
 
 import msgspec
 
 from anabranch._core.leases.store_calls import NoAnswer
+from anabranch._core.session import Session
 from anabranch.alerts import Alert
 from anabranch.events import (
     AlertCleared,
@@ -138,8 +139,12 @@ class FleetLag:
 class RunMonitor:
     def __init__(self, alerts: Sequence[Alert], now_ms: int) -> None:
         self._alerts = [AlertState(alert, now_ms) for alert in alerts]
-        self._flowed: dict[tuple[str, str], Counters] = {}
+        self._flowed: dict[Session, Counters] = {}
         """The counters of each shard when its progress was last reported."""
+        self._marks: dict[Session, int] = {}
+        """The sum of the counters at the last look: the counters of a shard are compared only if it changed, because
+        there may be thousands of shards.
+        """
         self._looked_ms = now_ms
         self._progress_ms = now_ms
         self._counted = Counters()
@@ -174,37 +179,50 @@ class RunMonitor:
 
     # throughput
 
-    def look_at_shard(
-        self, stream: str, shard_id: str, counters: Counters, lag: float | None, now_ms: int
-    ) -> ShardProgress | None:
-        """The progress of a shard since the last look; None if there is none. Call `looked` after all shards."""
-        before = self._flowed.get((stream, shard_id), _NOTHING)
-        if counters == before:
-            return None
-        self._flowed[stream, shard_id] = counters
-        new = counters.since(before)
-        return ShardProgress(
-            stream=stream,
-            shard_id=shard_id,
-            seconds=(now_ms - self._looked_ms) / 1000,
-            read_count=new.read_count,
-            read_bytes=new.read_bytes,
-            handled_count=new.handled_count,
-            handled_bytes=new.handled_bytes,
-            committed_count=new.committed_count,
-            failed_count=new.failed_count,
-            calls=new.calls,
-            lag=lag,
-        )
-
-    def looked(self, now_ms: int) -> None:
+    def look_at_sessions(
+        self, sessions: Iterable[Session], service_seconds: float | None, now_ms: int
+    ) -> list[ShardProgress]:
+        """The progress of each shard since the last look, if there is any."""
+        found: list[ShardProgress] = []
+        for session in sessions:
+            counters = session.counters
+            mark = counters.read_count + session.lane.finished_count + counters.committed_count + counters.failed_count
+            if mark != self._marks.get(session):
+                self._marks[session] = mark
+                found += self._shard_progress(session, session.lag_seconds(service_seconds), now_ms)
+            if session.stopped is not None:
+                self._stopped_ms.setdefault((session.stream.name, session.shard_id), now_ms)
         self._looked_ms = now_ms
+        return found
 
-    def on_gone(self, stream: str, shard_id: str, counters: Counters, now_ms: int) -> ShardProgress | None:
-        """The lease is gone: its progress since the last look."""
-        event = self.look_at_shard(stream, shard_id, counters, None, now_ms)
-        self._flowed.pop((stream, shard_id), None)
-        return event
+    def on_gone(self, session: Session, now_ms: int) -> list[ShardProgress]:
+        """The lease is gone: the shard's progress since the last look."""
+        found = self._shard_progress(session, None, now_ms)
+        self._marks.pop(session, None)
+        self._flowed.pop(session, None)
+        return found
+
+    def _shard_progress(self, session: Session, lag: float | None, now_ms: int) -> list[ShardProgress]:
+        counters, before = session.counted, self._flowed.get(session, _NOTHING)
+        if counters == before:
+            return []
+        self._flowed[session] = counters
+        new = counters.since(before)
+        return [
+            ShardProgress(
+                stream=session.stream.name,
+                shard_id=session.shard_id,
+                seconds=(now_ms - self._looked_ms) / 1000,
+                read_count=new.read_count,
+                read_bytes=new.read_bytes,
+                handled_count=new.handled_count,
+                handled_bytes=new.handled_bytes,
+                committed_count=new.committed_count,
+                failed_count=new.failed_count,
+                calls=new.calls,
+                lag=lag,
+            )
+        ]
 
     def _progress(self, measures: ConsumerMeasures, now_ms: int) -> ConsumerProgress:
         new, seconds = measures.counters.since(self._counted), (now_ms - self._progress_ms) / 1000
@@ -240,10 +258,6 @@ class RunMonitor:
                     ShardStillStopped(stream=shard.stream, shard_id=shard.shard_id, reason=shard.reason, lag=shard.lag)
                 )
         return told
-
-    def stopped(self, stream: str, shard_id: str, now_ms: int) -> None:
-        """The shard stopped at a record."""
-        self._stopped_ms.setdefault((stream, shard_id), now_ms)
 
     def _retention(self, shards: Sequence[ShardMeasures]) -> list[Event]:
         """Warns about shards that are about to lose records, and again each time the time left has halved."""

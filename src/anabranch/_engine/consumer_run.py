@@ -21,6 +21,7 @@ from anabranch._core.leases.lease_table import Holding
 from anabranch._core.leases.machine import CommandsSeen, HandOffRequested, Held, Lost, MemberProfile
 from anabranch._core.leases.store_calls import Description
 from anabranch._core.leases.timing import LeaseTiming
+from anabranch._core.monitor import RunMonitor
 from anabranch._core.reading.pace import PaceLimits
 from anabranch._core.reading.service_clock import ServiceClock
 from anabranch._core.reading.window import Unpacker
@@ -43,7 +44,6 @@ from anabranch._engine.polling_reader import PollingReader, Reader
 from anabranch._engine.processor import Processor
 from anabranch._engine.quarantine import Quarantine
 from anabranch._engine.read_results import ReadResults
-from anabranch._engine.run_watch import LOOK_EVERY_MS, RunWatch
 from anabranch._engine.shard_discovery import ShardDiscovery
 from anabranch._engine.shard_reports import ShardReports
 from anabranch._engine.stop_conditions import StopConditions, StopWatcher
@@ -53,7 +53,7 @@ from anabranch._model.leases import AppRow, Checkpoint, ControlRow, HandOffReque
 from anabranch._model.streams import Position, StreamName
 from anabranch._ports import Ports
 from anabranch._version import __version__
-from anabranch.alerts import Alert
+from anabranch.alerts import Alert, tell_alert
 from anabranch.budget import Budget
 from anabranch.config import ConsumerSettings
 from anabranch.errors import AnabranchError, ConsumerFailedError, ShardStoppedError, UsageError
@@ -80,6 +80,7 @@ T = TypeVar("T")
 
 CANCEL_GRACE_MS = 2_000
 """How long calls may take to end after the run was cancelled."""
+LOOK_EVERY_MS = 1_000
 PARKED_KEYS_MAX = 100
 """Keys that may wait for a retry, besides those that run (rule M1)."""
 ITERATION_LIMITS = BatchLimits(max_records=500, max_bytes=1 << 20, max_wait_ms=0)
@@ -294,7 +295,7 @@ class ConsumerRun:
         self._reports = ShardReports(
             ports.emit, self.processor, self._reader, self._service_clock, self._letters.reasons
         )
-        self._watch = RunWatch(ports, self.fleet, self.sessions, self._service_clock, plan.alerts)
+        self._monitor = RunMonitor(plan.alerts, ports.clock.now_ms())
 
     def _make_reader(self) -> Reader:
         ports, plan, scheduler, fleet, changes = self._ports, self._plan, self.scheduler, self.fleet, self._changes
@@ -803,7 +804,8 @@ class ConsumerRun:
         del self.sessions[session.key]
         self._quarantine.remove(session)
         session.lose(finished=finished)
-        self._watch.on_gone(session)
+        for event in self._monitor.on_gone(session, self._ports.clock.now_ms()):
+            self._ports.emit(event)
         self._read_results.forget(session)
         self._counted_before = self._counted_before.plus(session.counted)
         self._reader.remove(session)
@@ -977,8 +979,19 @@ class ConsumerRun:
             self._look()
 
     def _look(self) -> None:
-        if self._watch.look():
-            self._watch.look_at_measures(self.measures())
+        """Emits what the monitor reports. It rarely needs the measures of all shards, which cost more."""
+        now_ms, monitor, fleet, emit = self._ports.clock.now_ms(), self._monitor, self.fleet, self._ports.emit
+        for progress in monitor.look_at_sessions(self.sessions.values(), self._service_clock.seconds(now_ms), now_ms):
+            emit(progress)
+        failure_count = fleet.store.failure_count + fleet.heartbeat_store.failure_count
+        for event in monitor.look_at_store(failure_count, fleet.store_trouble, now_ms):
+            emit(event)
+        if monitor.wants_measures(now_ms):
+            measures = self.measures()
+            for event in monitor.look(measures, now_ms):
+                emit(event)
+            for alert, told in monitor.look_at_alerts(measures, now_ms):
+                tell_alert(emit, alert, told)
 
     def _describe(self) -> Description:
         return Description(self._reader.is_healthy, self._reports.report(self.sessions.values(), *self._stall_inputs()))

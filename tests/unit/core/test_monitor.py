@@ -1,5 +1,7 @@
 """What a run reports about itself, once a second."""
 
+from types import SimpleNamespace
+
 import pytest
 from msgspec.structs import replace
 
@@ -47,25 +49,43 @@ def kinds(events):
     return [type(event).__name__ for event in events]
 
 
+class FakeSession:
+    """What the monitor reads of a session."""
+
+    stream, shard_id = SimpleNamespace(name="orders"), "shardId-0"
+
+    def __init__(self, counted, *, lag=0.0, stopped=None):
+        self.lag, self.stopped = lag, stopped
+        self.count(counted)
+
+    def count(self, counted):
+        self.counters = self.counted = counted
+        self.lane = SimpleNamespace(finished_count=counted.handled_count)
+
+    def lag_seconds(self, service_seconds):
+        return self.lag
+
+
 def test_progress_is_reported_with_the_time_since_the_last_report():
     monitor = RunMonitor((), 0)
-    monitor.looked(1_000)
+    monitor.look_at_sessions([], None, 1_000)
     counters = Counters(read_count=5, handled_count=4, handled_bytes=40)
     counters.calls.add(7)
-    told = monitor.look_at_shard("orders", "shardId-0", counters, 2.0, 2_000)
-    monitor.looked(2_000)
+    session = FakeSession(counters, lag=2.0)
+    (told,) = monitor.look_at_sessions([session], None, 2_000)
     assert (told.read_count, told.handled_count, told.handled_bytes, told.calls.count) == (5, 4, 40, 1)
     assert (told.seconds, told.lag, str(told)) == (
         1.0, 2.0, "orders/shardId-0: 5 records read, 4 handled, 0 committed in 1.0 s, 2.0 s behind",
     )  # fmt: skip
-    more = counters.plus(Counters(committed_count=4))
-    told = monitor.look_at_shard("orders", "shardId-0", more, 0.0, 3_000)
+    session.count(counters.plus(Counters(committed_count=4)))
+    (told,) = monitor.look_at_sessions([session], None, 3_000)
     assert (told.read_count, told.committed_count, told.calls.count) == (0, 4, 0)
-    assert monitor.look_at_shard("orders", "shardId-0", more, 0.0, 4_000) is None, "nothing flowed"
-    last = monitor.on_gone("orders", "shardId-0", more.plus(Counters(handled_count=1)), 4_500)
+    assert monitor.look_at_sessions([session], None, 4_000) == [], "nothing flowed"
+    session.count(session.counted.plus(Counters(handled_count=1)))
+    (last,) = monitor.on_gone(session, 4_500)
     assert isinstance(last, ShardProgress)
     assert (last.handled_count, last.lag) == (1, None)
-    again = monitor.look_at_shard("orders", "shardId-0", counters, 0.0, 5_000)
+    (again,) = monitor.look_at_sessions([FakeSession(counters)], None, 5_000)
     assert again.read_count == 5, "a lease that was taken again counts from zero"
 
 
@@ -74,7 +94,7 @@ def test_all_shards_are_measured_only_when_needed():
     assert next(second for second in range(1, 100) if monitor.wants_measures(1_000 * second)) == 60
     monitor.look(MEASURES, 60_000)
     assert not monitor.wants_measures(61_000)
-    monitor.stopped("orders", "shardId-0", 61_000)
+    monitor.look_at_sessions([FakeSession(Counters(), stopped=object())], None, 61_000)
     assert monitor.wants_measures(61_000)
     monitor.look(MEASURES, 62_000)  # it is not stopped any more
     assert not monitor.wants_measures(62_000)

@@ -40,7 +40,7 @@ nitpick_ignore_regex = [
     ),  # type variables, and the type of a decorator
     (
         r"py:.*",
-        r"anabranch\.dead_letters\.delivery\..*",
+        r"anabranch\.dead_letters\.redrive\.HasHandler",
     ),  # what a consumer is to a redrive
     (
         r"py:.*",

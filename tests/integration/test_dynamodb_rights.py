@@ -106,7 +106,7 @@ def test_the_policy_allows_what_is_sent_and_nothing_else(monkeypatch, capsys):
         policy["ShareLeases"] | policy["CreateTheTable"]
     )
     assert policy["ShareLeases"].isdisjoint(policy["CreateTheTable"])
-    assert {f"dynamodb:{name}" for name in by_people} == policy["ShareLeases"] | policy["LookAround"]
+    assert {f"dynamodb:{name}" for name in by_people} == policy["ShareLeases"] | policy["ForOperators"]
     assert "table" in capsys.readouterr().out
 
 

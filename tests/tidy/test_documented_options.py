@@ -10,7 +10,8 @@ import pytest
 from anabranch import Consumer, Producer, SyncProducer
 from anabranch._cli.command_line import COMMANDS, load
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 SHARED = {"--help", "--region", "--profile", "--endpoint-url"}
 
 
@@ -47,3 +48,34 @@ def test_every_option_of_a_command_is_in_its_section(name):
     usage = section.partition("```text\n")[2].partition("```")[0]
     missing = [option for option in {*options(parser)} - SHARED if not re.search(rf"(?<![\w-]){option}\b", usage)]
     assert missing == []
+
+
+def actions(name):
+    parser = argparse.ArgumentParser()
+    load(name)(parser)
+    return {
+        choice
+        for action in parser._actions
+        if isinstance(action, argparse._SubParsersAction)
+        for choice in action.choices
+    }
+
+
+def test_every_command_that_a_text_names_exists():
+    """Error messages and advice are copied into a shell."""
+    with_actions = {name: found for name in COMMANDS if (found := actions(name))}
+    named = re.compile(rf"anabranch ({'|'.join(with_actions)}) +([a-z]+)")
+    files = [
+        path
+        for folder in ("src", "docs", "examples")
+        for path in (ROOT / folder).rglob("*.*")
+        if path.suffix in {".py", ".md"}
+    ]
+    wrong = {
+        (path.name, match[0])
+        for path in files
+        for match in named.finditer(path.read_text())
+        if match[2] not in with_actions[match[1]]
+    }
+    assert with_actions
+    assert not wrong

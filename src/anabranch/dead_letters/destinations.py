@@ -226,7 +226,7 @@ class KinesisLetters:
     async def check(self, retention_hours: int) -> list[str]:
         summary = await self._summary()
         self._record_bytes_max = summary.record_bytes_max
-        how = "raise its retention with `anabranch streams retention`"
+        how = "raise its retention with `aws kinesis increase-stream-retention-period`"
         return retention_warnings(str(self), summary.retention_hours, retention_hours, how)
 
     async def _summary(self) -> StreamSummary:

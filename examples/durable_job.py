@@ -1,4 +1,4 @@
-"""A job that runs now and then: each run handles what arrived since the last one, and ends at the tip."""
+"""A job that runs from time to time: each run handles what arrived since the last one, and ends at the tip."""
 
 import asyncio
 

@@ -33,7 +33,7 @@ async def main() -> None:
         save(record.partition_key, int(record.data), context.fence_token)
 
     await consumer.run()
-    late = save("customer-1", 7, 0)  # as a worker would that lost its lease
+    late = save("customer-1", 7, 0)  # as by a worker that has lost its lease
     (amount,) = database.execute("SELECT amount FROM balances").fetchone()
     print(f"balance {amount}, the late write was {'accepted' if late else 'refused'}")
 

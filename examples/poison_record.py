@@ -1,4 +1,4 @@
-"""A poison record, from failure to redrive: it ends in the dead letters, the rest is handled, the fix delivers it."""
+"""A poison record goes to the dead letters, while the others are handled. After a fix, a redrive delivers it."""
 
 import asyncio
 import tempfile

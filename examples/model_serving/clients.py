@@ -15,9 +15,9 @@ import numpy as np
 from hands import LETTERS, sample
 
 POISON_EVERY = 199
-"""One hand in so many is one that the model cannot take, however often it tries."""
+"""One hand in this many is invalid: the model fails at every attempt."""
 TIMEOUT_EVERY = 139
-"""One hand in so many meets a simulated timeout of the model."""
+"""For one hand in this many, the model has a simulated timeout."""
 
 
 @dataclass

@@ -1,8 +1,8 @@
 """The ingress: what a client sends becomes a record of the landmarks stream.
 
 The gateway calls `landmarks_from` for each WebSocket message. `lambda_handler` does the same behind API Gateway (route
-`$default`). Both refuse what the model cannot take, so that only hands reach the stream: bad records in a row would
-look like an outage to the service, and stop a shard for everybody.
+`$default`). Both refuse what is not a valid hand. Otherwise many bad records in a row would look like an outage to the
+service, and stop a shard for all clients.
 """
 
 import functools

@@ -3,7 +3,7 @@
     GATEWAY_URL=http://127.0.0.1:8080 python outbound.py
 
 Letters of one client in one batch travel in one message. A client that is gone needs no answer. Any other failure is
-retried, in order; if the gateway stays away, the shard waits.
+retried, in order; while the gateway is down, the shard waits.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """The whole system on this machine, with a live view, a killed worker, a split shard, and an audit at the end.
 
-    python run.py                        # 25 s, two service workers, faults on the way
+    python run.py                        # 25 s, two service workers, with faults
     python run.py --rate 1000 --calm     # a load test: no faults, no broken hands
     python run.py --shards 1 --rate 500 --calm
 
@@ -125,7 +125,7 @@ async def watch(stage: Stage, view: View, live: Live | None) -> None:
 
 
 async def trouble(stage: Stage, view: View, seconds: float) -> None:
-    """A killed worker and a split shard, while hands keep coming."""
+    """Kills a worker and splits a shard while hands arrive."""
     await asyncio.sleep(seconds * 0.3)
     await stage.kill("service-1")
     view.tell("killed service-1 (SIGKILL); service-2 takes over its shards")
@@ -249,7 +249,7 @@ async def run(options: argparse.Namespace, folder: Path, console: Console) -> bo
 
 
 def print_logs(folder: Path, console: Console) -> None:
-    """What the programs said last, besides predictions."""
+    """The last log lines of the programs, without predictions."""
     for log in sorted(folder.glob("*.log")):
         lines = [line for line in log.read_text(errors="replace").splitlines() if "predicted" not in line]
         console.print(f"{log.stem}:", *lines[-30:], sep="\n  ", markup=False)
@@ -276,7 +276,7 @@ def print_log_query(folder: Path, console: Console) -> None:
 
 
 def print_trace(folder: Path, console: Console) -> None:
-    """One hand's way, from the traces that the programs wrote."""
+    """The spans of one hand, from the traces that the programs wrote."""
     found = tracing.whole_traces(folder)
     console.print(f"{len(found)} traces cover the whole way" + (", for example:" if found else ""))
     for span in found[0] if found else ():

@@ -3,8 +3,8 @@
     anabranch run service:consumer --workers 2 --health-port 9000
 
 A batch of hands is one call of the model. The batch is finished when its letters are delivered, so a crash loses
-nothing: the next worker repeats what was not finished, and clients drop repeats. A hand that the model cannot take
-goes to the dead letters after three attempts; `anabranch dlq worker service:consumer URL` retries it later.
+nothing: the next worker repeats what was not finished, and clients drop repeats. A hand on which the model fails goes
+to the dead letters after three attempts; `anabranch dlq worker service:consumer URL` retries it later.
 """
 
 import functools
@@ -43,7 +43,7 @@ logger = logging.getLogger("letter-model")
 logger.setLevel(logging.INFO)  # `anabranch run` shows the warnings of a program's own loggers, and these
 
 IS_REDRIVE = "ASL_REDRIVE" in os.environ
-"""Set for the processor of the dead letters. It marks its answers, and meets no simulated timeouts."""
+"""Set for the processor of the dead letters. It marks its answers, and has no simulated timeouts."""
 
 
 @consumer.batch_handler(max_records=256, max_wait=0.01)

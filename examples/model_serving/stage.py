@@ -105,7 +105,7 @@ class Stage:
         self._killed.discard(name)
 
     async def kill(self, name: str) -> None:
-        """SIGKILL: the program writes no checkpoint and says goodbye to nobody."""
+        """SIGKILL: the program writes no checkpoint and releases no lease."""
         self._killed.add(name)
         program = self._programs[name]
         program.kill()

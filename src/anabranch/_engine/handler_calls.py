@@ -11,7 +11,6 @@ import functools
 import inspect
 import multiprocessing
 import os
-import queue
 import signal
 import sys
 import threading
@@ -28,6 +27,7 @@ from msgspec.structs import replace
 
 from anabranch._core.handling.failures import UndecodableError, error_text
 from anabranch._core.session import Session
+from anabranch._daemon_threads import DaemonThreads
 from anabranch._engine.clock import SystemClock
 from anabranch._model.leases import OrderMode
 from anabranch._ports import Clock
@@ -209,84 +209,6 @@ class TimeLimit:
             timeout=self.seconds or 0.0,
             at=place_in(stack),
         )
-
-
-class HandlerThreads:
-    """Daemon threads for a plain handler, started on demand. An executor would join its threads at interpreter exit, so
-    one call that never returns would keep a stopped process alive. Used by one event loop.
-    """
-
-    def __init__(self, count_max: int) -> None:
-        self._count_max = count_max
-        self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._thread_count = 0
-        self._unsettled_count = 0
-        """Calls that wait for a thread or run in one."""
-        self._closed = False
-
-    def begin(self, call: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Calls it in a thread with the caller's context variables. Cancelling the future does not end the call."""
-        if self._closed:
-            raise RuntimeError("the threads of this handler are closed")
-        if self._thread_count <= self._unsettled_count and self._thread_count < self._count_max:
-            name = f"anabranch-handler_{self._thread_count}"
-            threading.Thread(target=_work, args=(self._queue,), name=name, daemon=True).start()
-            self._thread_count += 1
-        outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._unsettled_count += 1
-        self._queue.put(_Job(self, call, contextvars.copy_context(), outcome))
-        return outcome
-
-    def settled(self) -> None:
-        self._unsettled_count -= 1
-
-    def close(self) -> None:
-        """Drops calls that wait for a thread. Does not wait for running ones."""
-        if self._closed:
-            return
-        self._closed = True
-        with contextlib.suppress(queue.Empty):
-            while (job := self._queue.get_nowait()) is not None:
-                job.outcome.cancel()
-        for _ in range(self._thread_count):
-            self._queue.put(None)
-
-
-class _Job(NamedTuple):
-    """One call in a thread."""
-
-    threads: HandlerThreads
-    call: Callable[[], Any]
-    context: contextvars.Context
-    outcome: asyncio.Future[Any]
-
-    def run(self) -> None:
-        """In the thread."""
-        try:
-            result = self.context.run(self.call)
-        except BaseException as error:  # noqa: BLE001 -- raised where the call is awaited
-            self.set_exception(error)
-        else:
-            self._pass_on(self.outcome.set_result, result)
-
-    def set_exception(self, error: BaseException) -> None:
-        self._pass_on(self.outcome.set_exception, error)
-
-    def _pass_on(self, settle: Callable[[Any], None], value: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self.outcome.get_loop().call_soon_threadsafe(self._settle, settle, value)
-
-    def _settle(self, settle: Callable[[Any], None], value: Any) -> None:
-        self.threads.settled()
-        if not self.outcome.done():
-            settle(value)
-
-
-def _work(jobs: "queue.SimpleQueue[_Job | None]") -> None:
-    """The body of a thread."""
-    while (job := jobs.get()) is not None:
-        job.run()
-        del job  # frees it before the next wait
 
 
 ProcessCall = Callable[[Callable[..., Any]], Any]
@@ -471,7 +393,7 @@ class HandlerCall:
         self._processes = ProcessSlots(processes, handler) if processes else None
         self.times_itself = bool(processes)
         """Whether the call applies the time limit itself: with processes, it starts when the process is ready."""
-        self._threads = None if self.is_cancellable else HandlerThreads(threads)
+        self._threads = None if self.is_cancellable else DaemonThreads(threads, "anabranch-handler")
         self._thread_ids: dict[asyncio.Task[Any] | None, int] = {}
         """The thread that runs the call of each task."""
         self._closed = False
@@ -495,14 +417,14 @@ class HandlerCall:
             self._threads, functools.partial(_call_if, may_start, self._handler, arguments)
         )
 
-    async def _call_in_thread(self, threads: HandlerThreads, call: Callable[[], Any]) -> Any:
+    async def _call_in_thread(self, threads: DaemonThreads, call: Callable[[], Any]) -> Any:
         task, thread_ids = asyncio.current_task(), self._thread_ids
 
         def call_here() -> Any:
             thread_ids[task] = threading.get_ident()
             return call()
 
-        pending = threads.begin(call_here)
+        pending = asyncio.wrap_future(threads.submit(contextvars.copy_context().run, call_here))
         try:
             result = await asyncio.shield(pending)
         except asyncio.CancelledError:
@@ -544,7 +466,7 @@ class HandlerCall:
         if self._processes is not None:
             self._processes.close()
         if self._threads is not None:
-            self._threads.close()
+            self._threads.shutdown(cancel_futures=True)
 
 
 async def clear_cancellation(task: "asyncio.Task[Any]", is_ending: Callable[[], bool]) -> None:

@@ -945,7 +945,7 @@ class ConsumerRun:
             return ("it is stopping",)
         blocked = self.fleet.blocked_reason
         reasons = [] if blocked is None else [str(blocked)]
-        if not self._reader.is_healthy:
+        if not self._read_results.is_healthy:
             reasons.append("no read has succeeded for a minute")
         for session in self.sessions.values():
             reason = session.reason if session.stopped is None else session.stopped.reason
@@ -994,7 +994,9 @@ class ConsumerRun:
                 tell_alert(emit, alert, told)
 
     def _describe(self) -> Description:
-        return Description(self._reader.is_healthy, self._reports.report(self.sessions.values(), *self._stall_inputs()))
+        return Description(
+            self._read_results.is_healthy, self._reports.report(self.sessions.values(), *self._stall_inputs())
+        )
 
     def _running_calls(self) -> list[ZombieCall]:
         return self._fence_watch.zombies()

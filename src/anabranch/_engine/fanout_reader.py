@@ -142,10 +142,6 @@ class FanOutReader:
         for shard in self._shards.values():
             shard.alarm.ring()
 
-    @property
-    def is_healthy(self) -> bool:
-        return self._results.is_healthy
-
     def subscription_of(self, session: Session) -> SubscriptionState | None:
         shard = self._shards.get(session)
         if shard is None:

@@ -19,7 +19,7 @@ from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from traceback import StackSummary
+from traceback import StackSummary, walk_stack
 from types import FrameType
 from typing import Any, Final, NamedTuple
 
@@ -111,7 +111,7 @@ _FRAMES_SHOWN: Final = 3
 
 def thread_stack(thread_id: int | None) -> StackSummary:
     frame = sys._current_frames().get(thread_id or 0)  # noqa: SLF001 -- the documented way to see another thread
-    return _summary(_from_outside(frame))
+    return _summary([] if frame is None else _from_outside(frame))
 
 
 def task_stack(task: "asyncio.Task[Any] | None") -> StackSummary:
@@ -138,12 +138,8 @@ def _frame_of(coroutine: Any) -> FrameType | None:
     return frame if isinstance(frame, FrameType) else None
 
 
-def _from_outside(frame: FrameType | None) -> list[FrameType]:
-    frames: list[FrameType] = []
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
-    return frames[::-1]
+def _from_outside(frame: FrameType) -> list[FrameType]:
+    return [each for each, _ in walk_stack(frame)][::-1]
 
 
 def _above(frame: FrameType) -> list[FrameType]:

@@ -59,10 +59,6 @@ class Reader(Protocol):
     @property
     def is_paused(self) -> bool: ...
 
-    @property
-    def is_healthy(self) -> bool:
-        """Whether this worker can read at all (rule U7)."""
-
 
 class _PolledShard:
     """One shard and how it is polled."""
@@ -139,10 +135,6 @@ class PollingReader:
         self.is_paused = False
         for session in self._shards:
             self.wake(session)
-
-    @property
-    def is_healthy(self) -> bool:
-        return self._results.is_healthy
 
     def subscription_of(self, session: Session) -> SubscriptionState | None:  # noqa: ARG002 -- polling has none
         return None
@@ -347,10 +339,7 @@ class PollingReader:
         read_bytes = self._results.accept(shard.session, shard.health, page, reserved_bytes)
         shard.iterator = shard.next_iterator
         shard.tip_until_ms = started_at_ms + TIP_MS_MAX if page.behind_ms == 0 else 0
-        self._record_pace(shard, page, read_bytes, started_at_ms)
         shard.restart_count = 0
-
-    def _record_pace(self, shard: _PolledShard, page: ReadPage, read_bytes: int, started_at_ms: int) -> None:
         shard.pace.on_read(
             started_at_ms=started_at_ms,
             now_ms=self._ports.clock.now_ms(),

@@ -210,8 +210,7 @@ class RunMonitor:
         new = counters.since(before)
         return [
             ShardProgress(
-                stream=session.stream.name,
-                shard_id=session.shard_id,
+                **session.names,
                 seconds=(now_ms - self._looked_ms) / 1000,
                 read_count=new.read_count,
                 read_bytes=new.read_bytes,

@@ -17,7 +17,7 @@ fields. It knows nothing of tasks, handlers, stores or where pages come from. On
 """
 
 from collections.abc import Sequence
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, TypedDict
 
 import msgspec
 from msgspec.structs import replace
@@ -87,6 +87,13 @@ class RecordsOneByOne(msgspec.Struct, frozen=True):
 
 DeliveryMode: TypeAlias = RecordsOneByOne | BatchLimits
 """How records are delivered: one by one, or as batches of consecutive records."""
+
+
+class ShardNames(TypedDict):
+    """What names a shard in events: `Event(**session.names)`."""
+
+    stream: str
+    shard_id: str
 
 
 class ReadPage(msgspec.Struct, frozen=True):
@@ -220,6 +227,10 @@ class Session:
     @property
     def shard_id(self) -> str:
         return self.holding.row.key.shard_id
+
+    @property
+    def names(self) -> ShardNames:
+        return {"stream": self.stream.name, "shard_id": self.shard_id}
 
     @property
     def is_live(self) -> bool:

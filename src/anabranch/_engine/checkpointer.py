@@ -134,17 +134,14 @@ class Checkpointer:
         since_ms, self._failing_since_ms = self._failing_since_ms, None
         if since_ms is not None:
             seconds = (self._ports.clock.now_ms() - since_ms) / 1000
-            self._ports.emit(
-                CheckpointRecovered(stream=session.stream.name, shard_id=session.shard_id, seconds=seconds)
-            )
+            self._ports.emit(CheckpointRecovered(**session.names, seconds=seconds))
 
     def _report_failure(self, session: Session) -> None:
         if self._failing_since_ms is None:
             self._failing_since_ms = self._ports.clock.now_ms()
             self._ports.emit(
                 CheckpointFailed(
-                    stream=session.stream.name,
-                    shard_id=session.shard_id,
+                    **session.names,
                     error=f"the lease store did not accept it ({self._fleet.trouble or 'no answer'}); retrying "
                     f"every {self._interval_ms} ms, nothing is lost",
                 )

@@ -197,8 +197,7 @@ class FenceWatch:
 
     def _zombie(self, session: Session, record: Record[bytes]) -> ZombieCall:
         return ZombieCall(
-            stream=session.stream.name,
-            shard_id=session.shard_id,
+            **session.names,
             position=str(record.position),
             fence_token=session.row.fence_token,
             stack="".join(self._processor.stack_of(record).format()),
@@ -744,7 +743,7 @@ class ConsumerRun:
     def _on_held(self, holding: Holding) -> None:
         session = self._add_session(holding)
         self._taken_count += 1
-        self._emit_for(LeaseTaken, session, fence_token=holding.row.fence_token)
+        self._ports.emit(LeaseTaken(**session.names, fence_token=holding.row.fence_token))
         self._begin_session(session)
 
     def _add_session(self, holding: Holding) -> Session:
@@ -774,7 +773,8 @@ class ConsumerRun:
         row = session.row
         before, now = row.checkpoint, session.lane.order
         if before.order != now and before != Checkpoint(seen_through_seconds=before.seen_through_seconds):
-            self._emit_for(OrderChanged, session, before=before.order, now=now, repeats=discards(before, now))
+            repeats = discards(before, now)
+            self._ports.emit(OrderChanged(**session.names, before=before.order, now=now, repeats=repeats))
         self._quarantine.add(session)
         if self._quarantine.has_given_up_on(session):
             session.stop(StoppedByCrashes(owner_count=row.takes_without_progress - 1))
@@ -788,7 +788,7 @@ class ConsumerRun:
             session.drain()
         retried = None if row.stopped is None else str(row.stopped.position or "unknown")
         position = str(row.checkpoint.watermark or row.start.type)
-        self._emit_for(ShardStarted, session, position=position, retried=retried)
+        self._ports.emit(ShardStarted(**session.names, position=position, retried=retried))
         self._reader.add(session)
         self.processor.queue.offer(session)
 
@@ -824,13 +824,14 @@ class ConsumerRun:
             case "finished":
                 """The part that wrote the finish reports it."""
             case "given":
+                assert lost.owner is not None, "the member that asked for it"
                 self._given_count += 1
-                self._emit_for(LeaseGiven, session, to_member=lost.owner)
+                self._ports.emit(LeaseGiven(**session.names, to_member=lost.owner))
             case "released":
-                self._emit_for(LeaseReleased, session)
+                self._ports.emit(LeaseReleased(**session.names))
             case _:
                 self._lost_count += 1
-                self._emit_for(LeaseLost, session, reason=lost.reason, owner=lost.owner)
+                self._ports.emit(LeaseLost(**session.names, reason=lost.reason, owner=lost.owner))
 
     def _on_hand_off_requested(self, request: HandOffRequest) -> None:
         session = self.sessions.get(request.key)
@@ -860,7 +861,9 @@ class ConsumerRun:
             return
         delivered_count, skipped_count = session.unpacker.take_counts()
         if delivered_count or skipped_count:
-            self._emit_for(Misrouted, session, delivered_count=delivered_count, skipped_aggregate_count=skipped_count)
+            self._ports.emit(
+                Misrouted(**session.names, delivered_count=delivered_count, skipped_aggregate_count=skipped_count)
+            )
         if has_work:
             self.processor.queue.offer(session)
         if session.take_room():
@@ -1016,6 +1019,3 @@ class ConsumerRun:
         self._is_paused = False
         if not self.is_stopping:
             self._reader.resume()
-
-    def _emit_for(self, kind: type, session: Session, **details: object) -> None:
-        self._ports.emit(kind(stream=session.stream.name, shard_id=session.shard_id, **details))

@@ -206,8 +206,7 @@ class DeadLettering:
         session, pending = letter.session, letter.pending
         self._ports.emit(
             RecordDeadLettered(
-                stream=session.stream.name,
-                shard_id=session.shard_id,
+                **session.names,
                 position=str(pending.position),
                 partition_key=None if pending.record is None else pending.record.partition_key,
                 attempts=pending.attempts,

@@ -473,12 +473,7 @@ def _direct_call(call: HandlerCall, options: HandlerOptions) -> Callable[[Record
 
 
 def make_batch(session: Session, records: list[Record[Any]]) -> Batch[Any]:
-    return Batch(
-        stream=session.stream.name,
-        shard_id=session.shard_id,
-        records=records,
-        millis_behind_latest=session.behind_ms,
-    )
+    return Batch(**session.names, records=records, millis_behind_latest=session.behind_ms)
 
 
 def conclude_undecodable(ports: Ports, policy: Retry, work: Work, error: UndecodableError) -> None:
@@ -531,14 +526,7 @@ def go_past(
 def report_skipped(ports: Ports, session: Session) -> None:
     """Before another record of the session starts."""
     for record in session.take_skipped():
-        ports.emit(
-            RecordSkipped(
-                stream=session.stream.name,
-                shard_id=session.shard_id,
-                position=str(record.position),
-                partition_key=record.partition_key,
-            )
-        )
+        ports.emit(RecordSkipped(**session.names, position=str(record.position), partition_key=record.partition_key))
 
 
 FINISHED: Final = object()

@@ -235,7 +235,7 @@ class FanOutReader:
         self._watch(shard, shard.stream)
         if was_polled:
             self._polling.remove(session)
-            self._ports.emit(FanOutReturned(stream=session.stream.name, shard_id=session.shard_id))
+            self._ports.emit(FanOutReturned(**session.names))
 
     def _watch(self, shard: _SubscribedShard, stream: ShardSubscription | None) -> None:
         """Closes the subscription if it was silent for too long; otherwise checks again later (rule F7)."""
@@ -399,11 +399,7 @@ class FanOutReader:
                 self._results.report(session, shard.health, error, failures, subscription.reason)
                 return
         if failures & (failures - 1) == 0:  # reports the 1st, 2nd, 4th, 8th, ...
-            self._ports.emit(
-                SubscriptionEnded(
-                    stream=session.stream.name, shard_id=session.shard_id, error=text, failure_count=failures
-                )
-            )
+            self._ports.emit(SubscriptionEnded(**session.names, error=text, failure_count=failures))
 
     def _apply(self, shard: _SubscribedShard) -> None:
         """Polls the shard if its subscriptions fail (rule F2)."""
@@ -412,7 +408,7 @@ class FanOutReader:
             return
         if not self._polling.has(session):
             reason = subscription.reason
-            self._ports.emit(FanOutFellBack(stream=session.stream.name, shard_id=session.shard_id, reason=reason))
+            self._ports.emit(FanOutFellBack(**session.names, reason=reason))
         self._polling.add(session, subscription.reason)
 
     async def _repair(self, shard: _SubscribedShard, error: ServiceError) -> None:

@@ -21,7 +21,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from traceback import StackSummary, walk_stack
 from types import FrameType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -89,8 +89,7 @@ def failed_attempt(
     record_count: int = 1,
 ) -> HandlerFailed:
     return HandlerFailed(
-        stream=session.stream.name,
-        shard_id=session.shard_id,
+        **session.names,
         position=str(record.position),
         partition_key=record.partition_key,
         attempt=attempt,

@@ -61,8 +61,7 @@ class ShardHandover:
         error = None if session.stopped is None else session.stopped.error
         self._ports.emit(
             ShardStopped(
-                stream=session.stream.name,
-                shard_id=session.shard_id,
+                **session.names,
                 reason=stopped.reason,
                 position=None if stopped.position is None else str(stopped.position),
                 partition_key=stopped.partition_key,
@@ -86,9 +85,7 @@ class ShardHandover:
             self._fleet.keep(request.key)
             session.keep()
             if left:
-                self._ports.emit(
-                    HandOffKept(stream=session.stream.name, shard_id=session.shard_id, running_count=len(left))
-                )
+                self._ports.emit(HandOffKept(**session.names, running_count=len(left)))
             return False
         self._processor.report_finished()
         async with self._checkpointer.lock(session):
@@ -102,14 +99,7 @@ class ShardHandover:
     async def _end_calls(self, session: Session, request: HandOffRequest, count: int) -> list[Record[bytes]]:
         """Cancels the calls of this shard and waits for them while the requester waits; returns those left."""
         clock = self._ports.clock
-        self._ports.emit(
-            HandOffForced(
-                stream=session.stream.name,
-                shard_id=session.shard_id,
-                running_count=count,
-                to_member=request.requester,
-            )
-        )
+        self._ports.emit(HandOffForced(**session.names, running_count=count, to_member=request.requester))
         session.report(CallsOutliveHandOff(to_member=request.requester, call_count=count))
         self._processor.interrupt(session)
         while left := await self._drainer.wait([session], clock.now_ms() + RETRY_MS):

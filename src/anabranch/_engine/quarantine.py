@@ -71,8 +71,7 @@ class Quarantine:
             self._suspects[session] = owners
             self._counted[session] = None
             session.isolate(isolated=True)
-            stream, shard_id = session.stream.name, session.shard_id
-            self._ports.emit(ShardSuspected(stream=stream, shard_id=shard_id, owner_count=owners))
+            self._ports.emit(ShardSuspected(**session.names, owner_count=owners))
             self._hold_all()
             self._alarm.ring()
         elif self._is_held(session):

@@ -133,20 +133,12 @@ class ReadResults:
         if reason is not None:
             session.report(reason)
         if failure_count & (failure_count - 1) == 0:  # reports the 1st, 2nd, 4th, 8th, ...
-            self._ports.emit(
-                ReadFailed(
-                    stream=session.stream.name,
-                    shard_id=session.shard_id,
-                    error=str(error),
-                    failure_count=failure_count,
-                )
-            )
+            self._ports.emit(ReadFailed(**session.names, error=str(error), failure_count=failure_count))
 
     def _tell_recovered(self, session: Session, failing: "_Failing") -> None:
         self._ports.emit(
             ReadRecovered(
-                stream=session.stream.name,
-                shard_id=session.shard_id,
+                **session.names,
                 throttled=failing.throttled,
                 failure_count=failing.count,
                 seconds=(self._ports.clock.now_ms() - failing.since_ms) / 1000,
@@ -161,12 +153,4 @@ class ReadResults:
         """An unexpected error. The read is tried again a few times; then the error ends the consumer (P7)."""
         if restart_count > RESTARTS_MAX:
             raise error
-        self._ports.emit(
-            TaskRestarted(
-                stream=session.stream.name,
-                shard_id=session.shard_id,
-                task="reading",
-                error=repr(error),
-                restart=restart_count,
-            )
-        )
+        self._ports.emit(TaskRestarted(**session.names, task="reading", error=repr(error), restart=restart_count))

@@ -184,8 +184,7 @@ class TrimReporter:
         if may_have_lost(session.read_through_seconds, horizon_seconds):
             self._ports.emit(
                 DataLost(
-                    stream=session.stream.name,
-                    shard_id=session.shard_id,
+                    **session.names,
                     from_position=session.row.start.type if position is None else str(position.sequence_number),
                     read_through_seconds=session.read_through_seconds,
                     trimmed_through_seconds=horizon_seconds,
@@ -308,14 +307,7 @@ class ShardDiscovery:
             planner = self._fleet.member_id
             end = await self._try_to_plan_end(session)
             if end is not None and await self._write_end(session, end, checkpointer, planner):
-                ports.emit(
-                    ShardFinished(
-                        stream=session.stream.name,
-                        shard_id=session.shard_id,
-                        children=end.finish.children,
-                        reason=end.finish.reason,
-                    )
-                )
+                ports.emit(ShardFinished(**session.names, children=end.finish.children, reason=end.finish.reason))
                 await self._fleet.adopt(session.key, end.finish.children)
                 if session.end is not None and session.end.trimmed:
                     # If two parents are trimmed together, each leaves the child to the other: check again now.

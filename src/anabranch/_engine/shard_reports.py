@@ -201,15 +201,14 @@ class ShardReports:
     ) -> None:
         """Emits an event if the shard stalled, if it is stalled for another reason now, or if it recovered."""
         session, before = progress.session, progress.reason
-        stream, shard_id = session.stream.name, session.shard_id
         progress.reason = reason
         if reason is None and before is not None:
             seconds, lag = (now_ms - progress.stalled_at_ms) / 1000, session.lag_seconds(service_seconds)
-            self._emit(ShardRecovered(stream=stream, shard_id=shard_id, reason=before, seconds=seconds, lag=lag))
+            self._emit(ShardRecovered(**session.names, reason=before, seconds=seconds, lag=lag))
         elif reason is not None and (before is None or before.code != reason.code):
             progress.stalled_at_ms = now_ms if before is None else progress.stalled_at_ms
             if session.stopped is None:  # otherwise ShardStopped has reported it
-                self._emit(ShardStalled(stream=stream, shard_id=shard_id, reason=reason))
+                self._emit(ShardStalled(**session.names, reason=reason))
 
     def _subscription(self, session: Session) -> SubscriptionStatus | None:
         found = self._reader.subscription_of(session)
@@ -238,15 +237,14 @@ class ShardReports:
         assert reason is not None
         since_ms = self._full_budget.since_ms if self._full_budget else now_ms - _budget_wait_ms(first, now_ms)
         self._full_budget = _FullBudget(first, reason, since_ms)
-        self._emit(ShardStalled(stream=first.stream.name, shard_id=first.shard_id, reason=reason))
+        self._emit(ShardStalled(**first.names, reason=reason))
 
     def _report_free_budget(self, now_ms: int) -> None:
         full, self._full_budget = self._full_budget, None
         if full is not None:
             session, seconds = full.session, (now_ms - full.since_ms) / 1000
             lag = session.lag_seconds(self._service_clock.seconds(now_ms)) if session.is_live else None
-            stream, shard_id = session.stream.name, session.shard_id
-            self._emit(ShardRecovered(stream=stream, shard_id=shard_id, reason=full.reason, seconds=seconds, lag=lag))
+            self._emit(ShardRecovered(**session.names, reason=full.reason, seconds=seconds, lag=lag))
 
 
 def _is_subscribed(status: ShardStatus) -> bool:

@@ -32,7 +32,7 @@ F = TypeVar("F", bound=Fetched | None)
 
 
 class _Failures:
-    """What the SDK raised, as events."""
+    """What the SDK raised, as events. `with failures:` around the last step of a span suppresses its error."""
 
     def __init__(self, emit: Callable[[Event], None]) -> None:
         self._emit = emit
@@ -44,11 +44,15 @@ class _Failures:
             text = f"{type(error).__name__}: {error}"
             self._emit(ExporterFailed(exporter=EXPORTER, error=text, failure_count=self._count))
 
-    def succeeded(self) -> None:
-        """A whole span was made."""
-        if self._count:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        if isinstance(error, Exception):
+            self.failed(error)
+        elif error is None and self._count:
             count, self._count = self._count, 0
             self._emit(ExporterRecovered(exporter=EXPORTER, failure_count=count))
+        return isinstance(error, Exception)
 
 
 class _CurrentSpan:
@@ -71,14 +75,9 @@ class _CurrentSpan:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._span is None:
-            return
-        try:
-            self._span.__exit__(kind, error, trace)
-        except Exception as failure:  # noqa: BLE001 -- the handler was called
-            self._failures.failed(failure)
-        else:
-            self._failures.succeeded()
+        if self._span is not None:
+            with self._failures:
+                self._span.__exit__(kind, error, trace)
 
 
 class PutSpan(NamedTuple):
@@ -89,20 +88,16 @@ class PutSpan(NamedTuple):
     failures: _Failures
 
     def end(self, result: PutResult) -> None:
-        try:
+        with self.failures:
             self.span.set_attribute("anabranch.attempts", len(result.attempts))
             if result.shard_id is not None:
                 self.span.set_attribute("messaging.destination.partition.id", result.shard_id)
                 self.span.set_attribute("messaging.message.id", result.sequence_number)
             self._end(result.error)
-        except Exception as error:  # noqa: BLE001 -- the record has its outcome
-            self.failures.failed(error)
 
     def fail(self, error: str) -> None:
-        try:
+        with self.failures:
             self._end(error)
-        except Exception as failure:  # noqa: BLE001 -- the caller gets the error of the put
-            self.failures.failed(failure)
 
     def _end(self, error: str | None) -> None:
         from opentelemetry.trace import Status, StatusCode  # noqa: PLC0415 -- an optional dependency
@@ -110,7 +105,6 @@ class PutSpan(NamedTuple):
         if error is not None:
             self.span.set_status(Status(StatusCode.ERROR, error))
         self.span.end()
-        self.failures.succeeded()
 
 
 class Tracing:
@@ -162,7 +156,7 @@ class Tracing:
         self, operation: str, stream: str, shard_id: str, started_ns: int, count: int, error: AnabranchError | None
     ) -> None:
         trace = self._trace
-        try:
+        with self._failures:
             span = self._tracer.start_span(
                 f"receive {stream}",
                 context=self._no_parent,
@@ -178,10 +172,6 @@ class Tracing:
             if error is not None:
                 span.set_status(trace.Status(trace.StatusCode.ERROR, str(error)))
             span.end()
-        except Exception as failure:  # noqa: BLE001 -- the records were read
-            self._failures.failed(failure)
-        else:
-            self._failures.succeeded()
 
     def handling(self, record: Record[bytes], attempt: int) -> AbstractContextManager[Any]:
         """A span around one handler call. It belongs to the trace of the put, if the record carries that."""

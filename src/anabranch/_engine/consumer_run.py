@@ -48,7 +48,7 @@ from anabranch._engine.shard_discovery import ShardDiscovery
 from anabranch._engine.shard_reports import ShardReports
 from anabranch._engine.stop_conditions import StopConditions, StopWatcher
 from anabranch._engine.tasks import BackgroundTask, attach_failure, single_cause, start_in_group
-from anabranch._engine.work_queue import Isolation, WorkQueue
+from anabranch._engine.work_queue import WorkQueue
 from anabranch._model.leases import AppRow, Checkpoint, ControlRow, HandOffRequest, LeaseKey
 from anabranch._model.streams import Position, StreamName
 from anabranch._ports import Ports
@@ -266,8 +266,7 @@ class ConsumerRun:
             running_calls=self._running_calls if settings.leases.on_zombie == "exit" else None,
         )
         self._changes = Changes(scheduler, self._on_session_changed)
-        isolation = Isolation()
-        self.processor = self._make_processor(mode, options, isolation)
+        self.processor = self._make_processor(mode, options)
         self._fence_watch = FenceWatch(ports, scheduler, self.fleet, self.processor)
         self._discovery = ShardDiscovery(ports, self.fleet, plan.streams, plan.start, settings)
         self._checkpointer = Checkpointer(ports, self.fleet, settings.checkpoints, self.processor)
@@ -287,7 +286,7 @@ class ConsumerRun:
         self._handover = ShardHandover(
             ports, self.fleet, self._checkpointer, self._drainer, self.processor, settings.leases
         )
-        self._quarantine = Quarantine(ports, self.fleet, self._checkpointer, self.processor, isolation, self._changes)
+        self._quarantine = Quarantine(ports, self.fleet, self._checkpointer, self.processor, self._changes)
         self._stop_watcher = StopWatcher(
             ports.clock, plan.stop_conditions, self.sessions, self.fleet, self._discovery, self._reader, self.processor
         )
@@ -312,12 +311,12 @@ class ConsumerRun:
             ports, scheduler, self._budget, self._group, fleet, changes, results, self._registration, polling
         )
 
-    def _make_processor(self, mode: EngineMode, options: HandlerOptions, isolation: Isolation) -> Processor:
+    def _make_processor(self, mode: EngineMode, options: HandlerOptions) -> Processor:
         ports, scheduler, checkpoints = self._ports, self.scheduler, self._settings.checkpoints
         one_at_a_time = not isinstance(mode, HandleRecords | IterateRecords) or options.order == "shard"
         if isinstance(mode, IterateRecords):
             one_at_a_time = not mode.manual_ack
-        queue = WorkQueue(ports.clock, scheduler, self.fleet, self._changes, isolation, one_at_a_time=one_at_a_time)
+        queue = WorkQueue(ports.clock, scheduler, self.fleet, self._changes, one_at_a_time=one_at_a_time)
         if isinstance(mode, IterateBatches):
             return RecordIterator(ports, queue, self._changes, mode.limits, options)
         if isinstance(mode, IterateRecords):

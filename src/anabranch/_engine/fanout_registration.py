@@ -77,10 +77,6 @@ class FanOutRegistration:
     def of(self, stream_key: str) -> FanOutConsumer:
         return self._consumers[stream_key]
 
-    @property
-    def _own_name(self) -> str:
-        return own_name(self._plan.app, self._fleet.app.app_id)
-
     async def start(self, stream_keys: tuple[str, ...]) -> None:
         """Call after this worker has joined. Raises if fan-out cannot be used."""
         for stream_key in stream_keys:
@@ -96,7 +92,7 @@ class FanOutRegistration:
             name = self._plan.arn.rpartition("/")[2].partition(":")[0]
             self._consumers[stream_key] = FanOutConsumer(name=name, arn=self._plan.arn, state="found")
             return
-        clock, name = self._ports.clock, self._plan.name or self._own_name
+        clock, name = self._ports.clock, self._plan.name or own_name(self._plan.app, self._fleet.app.app_id)
         begun_ms = clock.now_ms()
         found: Found = "unknown"
         while True:

@@ -567,7 +567,7 @@ class Fleet:
         return await self._drive(self._machine.lease_rows(row, moment_of(self._clock)))
 
     async def join(self, streams: Collection[str]) -> None:
-        _end_in_forks(self)
+        _joined.add(self)
         await self._drive(self._machine.join(streams, moment_of(self._clock)))
         self._has_joined = True
 
@@ -737,14 +737,10 @@ _joined: "weakref.WeakSet[Fleet]" = weakref.WeakSet()
 """The fleets of this process that have joined. One hook serves them all, because a fork hook cannot be removed."""
 
 
-def _end_in_forks(fleet: Fleet) -> None:
+def _after_fork_in_child() -> None:
     """A fork copies the member's identity and fence, so parent and child would act as one member. So every member ends
     in the child, before any other code runs there. The child must join as a new member.
     """
-    _joined.add(fleet)
-
-
-def _after_fork_in_child() -> None:
     for fleet in list(_joined):
         fleet.on_fork()
 

@@ -24,7 +24,6 @@ from anabranch._engine.checkpointer import Checkpointer
 from anabranch._engine.clock import Alarm
 from anabranch._engine.fleet import Fleet
 from anabranch._engine.processor import Processor
-from anabranch._engine.work_queue import Isolation
 from anabranch._ports import Ports
 from anabranch.events import ShardSuspected
 from anabranch.reasons import StoppedByCrashes
@@ -43,14 +42,13 @@ class Quarantine:
         fleet: Fleet,
         checkpointer: Checkpointer,
         processor: Processor,
-        isolation: Isolation,
         changes: Changes,
     ) -> None:
         self._ports = ports
         self._fleet = fleet
         self._checkpointer = checkpointer
         self._processor = processor
-        self._isolation = isolation
+        self._queue = processor.queue
         self._changes = changes
         self._sessions: dict[Session, None] = {}
         self._suspects: dict[Session, int] = {}
@@ -75,11 +73,11 @@ class Quarantine:
             self._hold_all()
             self._alarm.ring()
         elif self._is_held(session):
-            self._isolation.hold(session)
+            self._queue.hold(session)
 
     def _hold_all(self) -> None:
         for session in self._sessions:
-            self._isolation.hold(session)
+            self._queue.hold(session)
 
     def has_given_up_on(self, session: Session) -> bool:
         """Whether the shard is not even read: one more owner died while it read the shard to name the record."""
@@ -90,7 +88,7 @@ class Quarantine:
         del self._sessions[session]
         self._suspects.pop(session, None)
         self._counted.pop(session, None)
-        self._isolation.release(session)
+        self._queue.release(session)
         self._alarm.ring()
 
     def notify(self) -> None:
@@ -114,10 +112,10 @@ class Quarantine:
 
     def _release(self, session: Session) -> None:
         if self._is_held(session):
-            self._isolation.hold(session)
+            self._queue.hold(session)
         else:
-            self._isolation.release(session)
-            self._processor.queue.offer(session)
+            self._queue.release(session)
+            self._queue.offer(session)
 
     # turns
 
@@ -158,8 +156,8 @@ class Quarantine:
         until_ms = clock.now_ms() + TURN_MS
         while suspect in self._suspects and suspect.may_start and not suspect.is_idle and clock.now_ms() < until_ms:
             finished_count = suspect.lane.finished_count
-            self._isolation.release(suspect)
-            self._processor.queue.offer(suspect)
+            self._queue.release(suspect)
+            self._queue.offer(suspect)
             await self._alarm.wait(until_ms)
             if suspect.awaits_commit:
                 await self._commit_all()
@@ -167,7 +165,7 @@ class Quarantine:
             if suspect.lane.finished_count == finished_count:
                 await self._sleep(CHECK_MS)  # the record waits for its retry: checking again now would busy-loop
         if suspect in self._sessions:
-            self._isolation.hold(suspect)
+            self._queue.hold(suspect)
         while self._processor.running():
             await self._alarm.wait()
         await self._commit_all()
@@ -225,17 +223,15 @@ class Quarantine:
 
     async def _write_count(self, session: Session, *, crash_counted: bool) -> None:
         """Writes whether the row counts this owner; retries until the store answers."""
-        while not await self._try_to_write_count(session, crash_counted=crash_counted):
+        while True:
+            async with self._checkpointer.lock(session):
+                if session not in self._suspects or not session.is_live or session.holding.pending_transfer is not None:
+                    return
+                written, takes = "written", self._suspects[session] + crash_counted
+                if session.row.takes_without_progress not in {0, takes}:
+                    row = replace(session.row, takes_without_progress=takes)
+                    written = await self._fleet.write(Write(row, session.row.version))
+                if written not in {"unknown", "again"}:
+                    session.count_crash(counted=crash_counted)
+                    return
             await self._sleep(CHECK_MS)
-
-    async def _try_to_write_count(self, session: Session, *, crash_counted: bool) -> bool:
-        async with self._checkpointer.lock(session):
-            if session not in self._suspects or not session.is_live or session.holding.pending_transfer is not None:
-                return True
-            takes = self._suspects[session] + crash_counted
-            if session.row.takes_without_progress not in {0, takes}:
-                row = replace(session.row, takes_without_progress=takes)
-                if await self._fleet.write(Write(row, session.row.version)) in {"unknown", "again"}:
-                    return False
-            session.count_crash(counted=crash_counted)
-            return True

@@ -49,17 +49,7 @@ class BackgroundTask:
         if self.is_here:
             await asyncio.wait([self._task])
         else:
-            await self._wait_elsewhere()
-
-    async def _wait_elsewhere(self) -> None:
-        loop, ended = asyncio.get_running_loop(), asyncio.Event()
-
-        def tell(_: object) -> None:
-            with suppress(RuntimeError):  # that loop is closed
-                loop.call_soon_threadsafe(ended.set)
-
-        self._ended.add_done_callback(tell)
-        await ended.wait()
+            await asyncio.shield(asyncio.wrap_future(self._ended))
 
     @property
     def is_here(self) -> bool:

@@ -14,24 +14,6 @@ from anabranch._engine.fleet import Fleet
 from anabranch._ports import Clock
 
 
-class Isolation:
-    """Which sessions may not start records, because a quarantined shard is tried alone (rule D5). Only `Quarantine`
-    writes it.
-    """
-
-    def __init__(self) -> None:
-        self._held: dict[Session, None] = {}
-
-    def allows(self, session: Session) -> bool:
-        return session not in self._held
-
-    def hold(self, session: Session) -> None:
-        self._held[session] = None
-
-    def release(self, session: Session) -> None:
-        self._held.pop(session, None)
-
-
 class WorkQueue:
     """Serves sessions round-robin, so a busy shard does not starve a quiet one. A session without work leaves, and is
     offered again when that may have changed. Each waiter that finds work wakes the next one, so a page of records does
@@ -44,13 +26,13 @@ class WorkQueue:
         scheduler: Scheduler,
         fleet: Fleet,
         changes: Changes,
-        isolation: Isolation,
         *,
         one_at_a_time: bool,
     ) -> None:
         self._scheduler = scheduler
         self._changes = changes
-        self._isolation = isolation
+        self._held: dict[Session, None] = {}
+        """Sessions that may not start records, because a quarantined shard is tried alone (rule D5)."""
         self._one_at_a_time = one_at_a_time
         """A session delivers more only after the last work is finished; the code that finishes it calls `offer`."""
         self.may_start = fleet.may_start
@@ -72,8 +54,14 @@ class WorkQueue:
     def withdraw(self, session: Session) -> None:
         self._ready.pop(session, None)
 
+    def hold(self, session: Session) -> None:
+        self._held[session] = None
+
+    def release(self, session: Session) -> None:
+        self._held.pop(session, None)
+
     def is_held(self, session: Session) -> bool:
-        return not self._isolation.allows(session)
+        return session in self._held
 
     def take_session(self) -> Session | None:
         """The next session that may start something, in the step in which the fence is checked (rule L8)."""
@@ -81,7 +69,7 @@ class WorkQueue:
             return None
         while self._ready:
             session, _ = self._ready.popitem(last=False)
-            if session.may_start and self._isolation.allows(session):
+            if session.may_start and session not in self._held:
                 return session
         return None
 

@@ -5,7 +5,7 @@ import random
 from types import SimpleNamespace
 
 from anabranch._engine.quarantine import CHECK_MS, Quarantine
-from anabranch._engine.work_queue import Isolation
+from anabranch._engine.work_queue import WorkQueue
 from anabranch._ports import Ports
 from anabranch.testing import ManualClock
 from held_sessions import make_session, read
@@ -21,17 +21,16 @@ def test_the_others_continue_when_a_suspect_was_lost_in_its_turn_and_its_last_ca
         async def agree(*_):
             return "written"
 
-        processor = SimpleNamespace(
-            manual_ack=False, running=lambda: running, queue=SimpleNamespace(offer=offered.append)
-        )
-        isolation = Isolation()
+        changes = SimpleNamespace(finished=lambda session: None)
+        queue = WorkQueue(clock, None, SimpleNamespace(may_start=lambda: True), changes, one_at_a_time=False)
+        queue.offer = offered.append
+        processor = SimpleNamespace(manual_ack=False, running=lambda: running, queue=queue)
         quarantine = Quarantine(
             Ports(kinesis=None, store=None, clock=clock, entropy=random.Random(1), emit=[].append),
             SimpleNamespace(is_performing=False, write=agree),
             SimpleNamespace(commit_all=agree, lock=lambda session: asyncio.Lock()),
             processor,
-            isolation,
-            SimpleNamespace(finished=lambda session: None),
+            changes,
         )
         suspect, other = make_session(0, takes_without_progress=3), make_session(1, takes_without_progress=1)
         for session in (suspect, other):
@@ -47,10 +46,10 @@ def test_the_others_continue_when_a_suspect_was_lost_in_its_turn_and_its_last_ca
         clock.advance(CHECK_MS)
         for _ in range(5):
             await asyncio.sleep(0)
-        assert not isolation.allows(other)
+        assert queue.is_held(other)
         running.clear()
         quarantine.notify()
-        await until(lambda: isolation.allows(other), "the turn of the other")
+        await until(lambda: not queue.is_held(other), "the turn of the other")
         assert other in offered
         task.cancel()
 

@@ -3,7 +3,7 @@
 import asyncio
 from types import SimpleNamespace
 
-from anabranch._engine.work_queue import Isolation, WorkQueue
+from anabranch._engine.work_queue import WorkQueue
 from anabranch.testing import ManualClock
 from held_sessions import make_session, read
 from shard_records import plain
@@ -13,13 +13,12 @@ class World:
     """A queue, and sessions with three records each."""
 
     def __init__(self, count=1, *, one_at_a_time=False, may_start=True):
-        self.isolation = Isolation()
         self.may_start = may_start
         fleet = SimpleNamespace(may_start=lambda *_: self.may_start)
         scheduler = SimpleNamespace(call_at=lambda *_: None)
         changes = SimpleNamespace(finished=lambda session: None)
         clock = ManualClock()
-        self.queue = WorkQueue(clock, scheduler, fleet, changes, self.isolation, one_at_a_time=one_at_a_time)
+        self.queue = WorkQueue(clock, scheduler, fleet, changes, one_at_a_time=one_at_a_time)
         self.sessions = [make_session(number, order="none") for number in range(count)]
         for session in self.sessions:
             read(session, plain(1), plain(2), plain(3))
@@ -72,10 +71,10 @@ def test_what_is_delivered_one_at_a_time_is_followed_only_after_it_is_offered_ag
 def test_a_session_that_is_withdrawn_held_or_draining_is_not_served():
     world = World(3)
     world.queue.withdraw(world.sessions[0])
-    world.isolation.hold(world.sessions[1])
+    world.queue.hold(world.sessions[1])
     world.sessions[2].drain()
     assert world.take() is None
-    world.isolation.release(world.sessions[1])
+    world.queue.release(world.sessions[1])
     world.queue.offer(world.sessions[1])
     assert world.take() == 1
 

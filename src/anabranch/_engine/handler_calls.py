@@ -158,7 +158,7 @@ def _summary(frames: list[FrameType]) -> StackSummary:
 def _is_foreign(frame: FrameType) -> bool:
     """Whether the frame is neither ours nor of the threading module."""
     name = frame.f_code.co_filename
-    return not name.startswith(_OURS) and Path(name).name not in {"threading.py", "thread.py"}
+    return not name.startswith(_OURS) and Path(name).name not in {"threading.py", "_daemon_threads.py"}
 
 
 IGNORED_AFTER_MS: Final = 1_000

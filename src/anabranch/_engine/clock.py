@@ -4,6 +4,7 @@ import asyncio
 import heapq
 import sys
 from collections.abc import Callable
+from functools import partial
 from time import monotonic, monotonic_ns, time, time_ns
 
 from anabranch._ports import Clock, Timer
@@ -11,30 +12,24 @@ from anabranch._ports import Clock, Timer
 if sys.platform == "linux":
     from time import CLOCK_BOOTTIME, clock_gettime, clock_gettime_ns
 
+    _now_seconds = partial(clock_gettime, CLOCK_BOOTTIME)
+    _now_ns = partial(clock_gettime_ns, CLOCK_BOOTTIME)
+else:
+    _now_seconds, _now_ns = monotonic, monotonic_ns
+
 
 class SystemClock:
     """On Linux `now_ms` reads CLOCK_BOOTTIME, which keeps running while the machine is suspended. Elsewhere it reads
     the monotonic clock, and the fence also compares the wall clock (rule L9).
     """
 
-    if sys.platform == "linux":
+    def now_ms(self) -> int:
+        return _now_ns() // 1_000_000
 
-        def now_ms(self) -> int:
-            return clock_gettime_ns(CLOCK_BOOTTIME) // 1_000_000
-
-        def is_before(self, at_ms: int, wall_ahead_ms_max: int) -> bool:
-            # Floats cost half of whole milliseconds here, and this is asked before each record.
-            now_ms = clock_gettime(CLOCK_BOOTTIME) * 1000.0
-            return now_ms < at_ms and time() * 1000.0 - now_ms <= wall_ahead_ms_max
-
-    else:
-
-        def now_ms(self) -> int:
-            return monotonic_ns() // 1_000_000
-
-        def is_before(self, at_ms: int, wall_ahead_ms_max: int) -> bool:
-            now_ms = monotonic() * 1000.0
-            return now_ms < at_ms and time() * 1000.0 - now_ms <= wall_ahead_ms_max
+    def is_before(self, at_ms: int, wall_ahead_ms_max: int) -> bool:
+        # Floats cost half of whole milliseconds here, and this is asked before each record.
+        now_ms = _now_seconds() * 1000.0
+        return now_ms < at_ms and time() * 1000.0 - now_ms <= wall_ahead_ms_max
 
     def wall_ms(self) -> int:
         return time_ns() // 1_000_000
@@ -103,11 +98,11 @@ class Scheduler:
         self._number = 0
         self._timer: Timer | None = None
         self._armed_ms: int | None = None
-        self._closed = False
+        self.is_closed = False
 
     def call_at(self, at_ms: int, callback: Callable[[], None]) -> None:
         """Calls back once, at most one slot late. Cannot be cancelled; the callback checks whether it still applies."""
-        if self._closed:
+        if self.is_closed:
             return
         at_ms += -at_ms % SLOT_MS
         self._number += 1
@@ -118,12 +113,8 @@ class Scheduler:
         """Calls back once, after this turn of the event loop."""
         asyncio.get_running_loop().call_soon(self._call, callback)
 
-    @property
-    def is_closed(self) -> bool:
-        return self._closed
-
     def close(self) -> None:
-        self._closed = True
+        self.is_closed = True
         self._heap.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -144,11 +135,11 @@ class Scheduler:
             if not self._heap or self._heap[0][0] > now_ms:
                 break
             self._call(heapq.heappop(self._heap)[2])
-        if self._heap and not self._closed:
+        if self._heap and not self.is_closed:
             self._arm(self._heap[0][0])
 
     def _call(self, callback: Callable[[], None]) -> None:
-        if self._closed:
+        if self.is_closed:
             return
         try:
             callback()

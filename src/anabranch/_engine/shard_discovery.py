@@ -156,42 +156,6 @@ class CoalescedCall:
                 raise
 
 
-class TrimReporter:
-    """Reports records that may have been trimmed before they were read (rule T4), and keeps each stream's trim horizon.
-
-    Nobody can know whether the trimmed range had records. Each range is reported once, because reading continues after
-    it.
-    """
-
-    def __init__(self, ports: Ports) -> None:
-        self._ports = ports
-        self._horizons: dict[str, TrimHorizon] = {}
-
-    def horizon_of(self, stream_key: str) -> TrimHorizon:
-        return self._horizons[stream_key]
-
-    def observe(self, stream_key: str, summary: StreamSummary) -> None:
-        server_seconds = summary.server_seconds or self._ports.clock.wall_ms() / 1000
-        known = self._horizons.get(stream_key)
-        if known is None:
-            self._horizons[stream_key] = TrimHorizon(summary.retention_hours, server_seconds)
-        else:
-            known.observe(summary.retention_hours, server_seconds)
-
-    def report_loss(self, session: Session) -> None:
-        """Call `observe` first: the retention period may have been raised."""
-        horizon_seconds, position = session.horizon.observed_seconds, session.read_after
-        if may_have_lost(session.read_through_seconds, horizon_seconds):
-            self._ports.emit(
-                DataLost(
-                    **session.names,
-                    from_position=session.row.start.type if position is None else str(position.sequence_number),
-                    read_through_seconds=session.read_through_seconds,
-                    trimmed_through_seconds=horizon_seconds,
-                )
-            )
-
-
 END_RETRY_MS = 500
 INQUIRY_INTERVAL_MS = 5_000
 """How often to check whether all members have answered that they do not hold the leases without rows."""
@@ -232,7 +196,7 @@ class ShardDiscovery:
         self._auto: dict[str, None] = {}
         """Streams in which the service chooses the shard of each record."""
         self._stream_checks: dict[str, CoalescedCall] = {}
-        self._trim_reporter = TrimReporter(ports)
+        self._horizons: dict[str, TrimHorizon] = {}
         self._listings = Alarm(ports.clock)
         self._settled: dict[str, _Settled] = {}
         """The last listing that needed no work, by stream."""
@@ -250,7 +214,7 @@ class ShardDiscovery:
         return self._names.get(key.stream_key)
 
     def horizon_of(self, key: LeaseKey) -> TrimHorizon:
-        return self._trim_reporter.horizon_of(key.stream_key)
+        return self._horizons[key.stream_key]
 
     def created_seconds_of(self, session: Session) -> float:
         """When the session's stream was created."""
@@ -259,7 +223,7 @@ class ShardDiscovery:
     @property
     def retention_hours(self) -> int:
         """The longest of its streams."""
-        return max((self._trim_reporter.horizon_of(key).retention_hours for key in self._rows), default=0)
+        return max((horizon.retention_hours for horizon in self._horizons.values()), default=0)
 
     def is_placed_by_key(self, key: LeaseKey) -> bool:
         """Whether the partition key decides the shard of a record, as is usual."""
@@ -288,7 +252,7 @@ class ShardDiscovery:
             proposal, partial(list_all_shards, self._ports, stream, retry_answered_ms=self._start_timeout_ms)
         )
         self._names[row.stream_key] = stream
-        self._trim_reporter.observe(row.stream_key, summary)
+        self._observe_horizon(row.stream_key, summary)
         self._graphs[row.stream_key] = ShardGraph()
         self._stream_checks[row.stream_key] = CoalescedCall(partial(self._check_stream, row.stream_key))
         if summary.record_distribution == "AUTO":
@@ -373,7 +337,7 @@ class ShardDiscovery:
             return
         await self._narrow_loss(session)
         if session.end_trimmed():
-            self._trim_reporter.report_loss(session)
+            self._report_loss(session)
 
     async def on_begun(self, session: Session) -> None:
         """Reading starts at the beginning of a shard: checks that the stream was not created again. The new stream has
@@ -385,7 +349,31 @@ class ShardDiscovery:
         """Records may have been trimmed before they were read."""
         await self._check_stream(session.key.stream_key)
         await self._narrow_loss(session)
-        self._trim_reporter.report_loss(session)
+        self._report_loss(session)
+
+    def _observe_horizon(self, stream_key: str, summary: StreamSummary) -> None:
+        server_seconds = summary.server_seconds or self._ports.clock.wall_ms() / 1000
+        known = self._horizons.get(stream_key)
+        if known is None:
+            self._horizons[stream_key] = TrimHorizon(summary.retention_hours, server_seconds)
+        else:
+            known.observe(summary.retention_hours, server_seconds)
+
+    def _report_loss(self, session: Session) -> None:
+        """Reports that records may have been trimmed before they were read (rule T4). Nobody can know whether there
+        were any. Each range is reported once, because reading continues after it. Needs `_check_stream` first: the
+        retention period may have been raised.
+        """
+        horizon_seconds, position = session.horizon.observed_seconds, session.read_after
+        if may_have_lost(session.read_through_seconds, horizon_seconds):
+            self._ports.emit(
+                DataLost(
+                    **session.names,
+                    from_position=session.row.start.type if position is None else str(position.sequence_number),
+                    read_through_seconds=session.read_through_seconds,
+                    trimmed_through_seconds=horizon_seconds,
+                )
+            )
 
     async def _narrow_loss(self, session: Session) -> None:
         """Narrows down what a child shard that was never read may have lost (rule T4). The rows of its ancestors may
@@ -429,7 +417,7 @@ class ShardDiscovery:
                 f"stream {row.name} was deleted and created again while this application was reading it; "
                 "restart the worker to read the new stream"
             ) from error
-        self._trim_reporter.observe(stream_key, summary)
+        self._observe_horizon(stream_key, summary)
 
     async def _is_gone(self, stream: StreamName, shard_id: str) -> bool:
         """Whether the service says that the shard does not exist. Any other response proves nothing."""

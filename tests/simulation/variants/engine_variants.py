@@ -25,7 +25,7 @@ from anabranch._engine.fleet import Fleet
 from anabranch._engine.handler_calls import HandlerCall
 from anabranch._engine.polling_reader import PollingReader
 from anabranch._engine.processor import Processor
-from anabranch._engine.shard_discovery import ShardDiscovery, TrimReporter
+from anabranch._engine.shard_discovery import ShardDiscovery
 from anabranch._model.leases import Finish
 from anabranch._model.streams import StartingPosition
 from anabranch.errors import TransportError
@@ -507,6 +507,8 @@ MISTAKES = {
         "one owner",
         ROLLED_BACK,
     ),
-    "trimmed records are not reported": Mistake([(TrimReporter, "report_loss", lambda *_: None)], "no loss", TRIMMING),
+    "trimmed records are not reported": Mistake(
+        [(ShardDiscovery, "_report_loss", lambda *_: None)], "no loss", TRIMMING
+    ),
     "a parent that is not listed counts as finished": Mistake(_gate_by_listing(), "parents first", TRIMMING),
 }

@@ -1,7 +1,6 @@
-"""Which sessions changed in this turn of the event loop: one set, processed once, after the turn.
+"""The sessions that changed in this turn of the event loop. Each is processed once, after the turn.
 
-Readers, runners and iterators add to it. They call no other part, so a page of a thousand finished
-records is processed once.
+Readers, runners and iterators add sessions here and call no other part.
 """
 
 from collections.abc import Callable

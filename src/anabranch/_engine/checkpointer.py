@@ -1,7 +1,7 @@
 """Commits finished records, and waits for running calls before a shard moves or the worker stops.
 
-One write per lease at a time, computed when it is sent, so an older position never overwrites a newer one. A slow or
-unreachable store delays commits and emits an event; it stops nothing else.
+One write per lease at a time, computed when it is sent, so an older position never overwrites a newer one. If the store
+is slow or unreachable, commits are late and an event reports that; handling continues.
 """
 
 import asyncio
@@ -140,11 +140,7 @@ class Checkpointer:
         if self._failing_since_ms is None:
             self._failing_since_ms = self._ports.clock.now_ms()
             self._ports.emit(
-                CheckpointFailed(
-                    **session.names,
-                    error=f"the lease store did not accept it ({self._fleet.trouble or 'no answer'}); retrying "
-                    f"every {self._interval_ms} ms, nothing is lost",
-                )
+                CheckpointFailed(**session.names, error=self._fleet.trouble or "the lease store did not answer")
             )
 
 

@@ -66,7 +66,7 @@ class Commands:
         if session is None or session.state in {"failed", "stopping", "finishing"}:
             return None  # its state is being written
         if session.state == "stopped":
-            return await self._perform_on_row(session, command)
+            return await self._apply_to_stopped(session, command)
         if command.action == RESUME:
             return CommandOutcome("applied", "it is not stopped any more")  # its row may say so until the next commit
         try:
@@ -75,7 +75,7 @@ class Commands:
             return CommandOutcome("refused", f"no position in {command.arguments}")
         return await self._skip(session, command, position)
 
-    async def _perform_on_row(self, session: Session, command: ControlRow) -> CommandOutcome | None:
+    async def _apply_to_stopped(self, session: Session, command: ControlRow) -> CommandOutcome | None:
         async with self._checkpointer.lock(session):
             while session.state == "stopped":
                 outcome = apply_to_row(command, session.row)

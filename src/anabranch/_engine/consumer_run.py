@@ -638,7 +638,7 @@ class ConsumerRun:
         """The end of `async with Consumer`. Does not wait for a record in the caller's loop; it will be handled again.
         If an error leaves the block, it carries the consumer's own error.
         """
-        if not (self._host.is_running or self._has_failed_unseen):
+        if not (self._host.is_running or self._has_unseen_failure):
             return
         if isinstance(self.processor, RecordIterator):
             self._abandon(self.processor)
@@ -679,7 +679,7 @@ class ConsumerRun:
         return self._host.is_running
 
     @property
-    def _has_failed_unseen(self) -> bool:
+    def _has_unseen_failure(self) -> bool:
         return not self._failure_is_seen and self._bad_outcome() is not None
 
     def _report(self) -> StopReport:
@@ -821,7 +821,7 @@ class ConsumerRun:
         self._end_session(session, finished=lost.reason == "finished")
         match lost.reason:
             case "finished":
-                """The part that wrote the finish reports it."""
+                pass  # the part that wrote the finish reports it
             case "given":
                 assert lost.owner is not None, "the member that asked for it"
                 self._given_count += 1
@@ -867,8 +867,10 @@ class ConsumerRun:
             self.processor.queue.offer(session)
         if session.take_room():
             self._reader.wake(session)
-        if session.skipped or session.letters_due:
-            self._go_past(session)
+        if session.skipped:
+            report_skipped(self._ports, session)
+        for letter in session.take_letters():
+            self._spawn(self._letters.write(session, letter), f"letter {session.shard_id}")
         self._checkpointer.mark_dirty(session)
         if self._settings.at_shard_end == "finish" and session.state == "ended":
             self._give_up_failing(session)
@@ -876,12 +878,6 @@ class ConsumerRun:
             self._spawn(self._stop_shard(session), f"stop {session.shard_id}")
         elif session.close():
             self._spawn(self._discovery.finish(session, self._checkpointer), f"finish {session.shard_id}")
-
-    def _go_past(self, session: Session) -> None:
-        """Reports skipped records, and writes letters that are due."""
-        report_skipped(self._ports, session)
-        for letter in session.take_letters():
-            self._spawn(self._letters.write(session, letter), f"letter {session.shard_id}")
 
     def _give_up_failing(self, session: Session) -> None:
         """The shard has ended, and its children wait only for records that wait for a retry (rule M4)."""
@@ -983,17 +979,18 @@ class ConsumerRun:
     def _look(self) -> None:
         """Emits what the monitor reports. It rarely needs the measures of all shards, which cost more."""
         now_ms, monitor, fleet, emit = self._ports.clock.now_ms(), self._monitor, self.fleet, self._ports.emit
-        for progress in monitor.look_at_sessions(self.sessions.values(), self._service_clock.seconds(now_ms), now_ms):
-            emit(progress)
+        service_seconds = self._service_clock.seconds(now_ms)
+        for shard_progress in monitor.look_at_sessions(self.sessions.values(), service_seconds, now_ms):
+            emit(shard_progress)
         failure_count = fleet.store.failure_count + fleet.heartbeat_store.failure_count
         for event in monitor.look_at_store(failure_count, fleet.store_trouble, now_ms):
             emit(event)
         if monitor.wants_measures(now_ms):
             measures = self.measures()
-            for event in monitor.look(measures, now_ms):
-                emit(event)
-            for alert, told in monitor.look_at_alerts(measures, now_ms):
-                tell_alert(emit, alert, told)
+            for progress in monitor.look(measures, now_ms):
+                emit(progress)
+            for alert, event in monitor.look_at_alerts(measures, now_ms):
+                tell_alert(emit, alert, event)
 
     def _describe(self) -> Description:
         return Description(

@@ -1,8 +1,8 @@
 """Writes records that could not be handled to the dead letters, in three steps (rule D1).
 
-The lease row says that the record is on its way, then the letter is written, then the record is finished. A crash after
-any step leaves the rest to the next owner. A destination that does not accept a letter is asked again until it does:
-the record's key or shard waits, with that reason.
+First the lease row records that the letter is being written, then the letter is written, then the record is finished.
+After a crash, the next owner continues with the next step. A write that fails is retried until it succeeds. Until then,
+the record's key or shard is stalled, and the reason says why.
 """
 
 import asyncio
@@ -71,14 +71,14 @@ class DeadLettering:
         destination = self._ports.letters
         if destination is None:
             raise DeadLetterError(
-                "the lease row says that a record is on its way to the dead letters, but this consumer writes none",
+                "an earlier worker began to write a record to the dead letters, but this consumer has none",
                 code="unusable",
                 advice="set on_failure=Retry(then=DeadLetter(...)) as before, or skip the record",
             )
         return destination
 
     async def check(self, retention_hours: int) -> None:
-        """Call at the start. Raises if the destination cannot be used; warns if it cannot be reached now."""
+        """Called once at the start. Raises if the destination can never work; warns if it is only unreachable now."""
         if self._ports.letters is None:
             return
         try:
@@ -109,7 +109,7 @@ class DeadLettering:
         return {letter.session: letter.reason for letter in self._open.values() if letter.reason is not None}
 
     def skip(self, session: Session, position: Position) -> bool:
-        """Gives up a letter that waits for its destination, and skips its record. False if there is no such letter."""
+        """Skips a record whose letter the destination has not accepted. False if there is no such letter."""
         letter = self._open.get((session, position))
         if letter is None or letter.is_writing:
             return False
@@ -135,7 +135,7 @@ class DeadLettering:
             self._changes.finished(session)
 
     async def _commit(self, session: Session) -> bool:
-        """Writes into the lease row that the record is on its way. False: the lease is lost."""
+        """Records in the lease row that the letter is being written. False if the lease is lost."""
         clock, failures = self._ports.clock, 0
         while session.is_live:
             if await self._checkpointer.write(session) == "written":
@@ -145,7 +145,7 @@ class DeadLettering:
         return False
 
     async def _deliver(self, letter: _OpenLetter) -> bool:
-        """Writes the letter until it is durable. False: the lease is lost, or the record was skipped."""
+        """Retries until the letter is durable. False if the lease is lost, or the record was skipped."""
         clock, failures = self._ports.clock, 0
         while letter.session.is_live and not letter.is_skipped:
             if self._fleet.may_start():

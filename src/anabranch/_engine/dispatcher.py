@@ -408,7 +408,7 @@ class Dispatcher(Processor):
             session.retry_at(work, now_ms)
             session.stop(decision.reason, record, failure)
         else:
-            go_past(self._ports, decision, work, failure, attempts)
+            skip_or_dead_letter(self._ports, decision, work, failure, attempts)
 
     # cancelling
 
@@ -487,7 +487,7 @@ def conclude_undecodable(ports: Ports, policy: Retry, work: Work, error: Undecod
     decision = undecodable(policy, error, situation_of(ports, session))
     if not isinstance(decision, StopShard):
         note_failure(ports, policy, work, record, error.cause)
-        go_past(ports, decision, work, error.cause, 1, index)
+        skip_or_dead_letter(ports, decision, work, error.cause, 1, index)
         return
     if not index:
         session.give_back(work)
@@ -507,7 +507,7 @@ def note_failure(ports: Ports, policy: Retry, work: Work, record: Record[bytes],
         work.session.note_failure(record, started_ms / 1000, Failure.of(error))
 
 
-def go_past(
+def skip_or_dead_letter(
     ports: Ports,
     decision: SkipRecord | WriteLetter,
     work: Work,

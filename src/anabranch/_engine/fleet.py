@@ -67,7 +67,7 @@ BLOCKED_AFTER_MS = 2_000
 
 EXIT_STATUS = 70
 """EX_SOFTWARE of sysexits.h: a service manager should start the process again."""
-LOOKS_IN_SLACK = 3
+CHECKS_PER_SLACK = 3
 _STORE_REASONS: Final[Mapping[str, type[StoreThrottled | StoreAccessDenied | ClockSkew]]] = {
     "throttled": StoreThrottled,
     "access_denied": StoreAccessDenied,
@@ -230,10 +230,11 @@ class HeartbeatSender:
 
 
 class ExitOnLeaseExpiry:
-    """With `on_zombie="exit"`: ends the process before another member can start records that still run here (rule L11).
+    """With `on_zombie="exit"`: ends the process before another member can start a record that is still being handled
+    here (rule L11).
 
-    For sinks that cannot refuse a late write by its fence token. It runs on the heartbeat thread, since a call that
-    outlives its lease may be what blocks the main loop. Other members start after fence and grace have passed.
+    Other members start after fence and grace have passed. This runs on the heartbeat thread, because the call that
+    outlives its lease may block the main loop.
     """
 
     def __init__(
@@ -263,7 +264,7 @@ class ExitOnLeaseExpiry:
                     self._emit(event)
                 self._end_process(EXIT_STATUS)
                 return
-            await self._clock.sleep_until_ms(max(due_ms, now_ms + timing.slack_ms // LOOKS_IN_SLACK))
+            await self._clock.sleep_until_ms(max(due_ms, now_ms + timing.slack_ms // CHECKS_PER_SLACK))
 
 
 class HeartbeatThread:
@@ -364,8 +365,8 @@ class HeartbeatThread:
             blocked_before_ms = blocked_ms
 
     async def _was_paused(self) -> bool:
-        """Waits until the next check. True if the whole process was paused meanwhile (stopped, or the machine was
-        suspended). A thread that only lacked the interpreter's lock is late too, but then the process used the CPU.
+        """Waits until the next check. True if the process or the machine was suspended meanwhile. A thread that could
+        not get the interpreter's lock is late, too, but then the process used CPU time.
         """
         due_ms, used_ns = self._clock.now_ms() + LOOK_EVERY_MS, time.process_time_ns()
         await self._clock.sleep_until_ms(due_ms)
@@ -435,7 +436,7 @@ class Fleet:
 
     @property
     def vanished(self) -> Mapping[LeaseKey, LeaseRow | None]:
-        """Unfinished leases whose rows are gone, as last seen: finished meanwhile, or deleted. None: never seen."""
+        """Unfinished leases without a row, as last seen; None if never seen. Finished since then, or deleted."""
         return self._machine.table.vanished
 
     def is_read(self, stream_key: str) -> bool:
@@ -546,7 +547,7 @@ class Fleet:
         return await self._drive(self._machine.open(app, store_name, moment_of(self._clock), may_create=may_create))
 
     async def look_around(self) -> None:
-        """Before anything else is written: raises if this worker does not share the settings of a live fleet."""
+        """Raises if this worker's settings differ from those of a live fleet. Called before the first write."""
         await self._drive(self._machine.look_around(moment_of(self._clock)))
 
     async def begin_stream(

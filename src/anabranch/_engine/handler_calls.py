@@ -225,7 +225,7 @@ class _Slot:
         """Waits until the process is ready. Cancelling this does not cancel the start: the next call can use it."""
         if self._executor is None:
             context = multiprocessing.get_context("spawn")
-            executor = ProcessPoolExecutor(1, mp_context=context, initializer=_belong_to_parent)
+            executor = ProcessPoolExecutor(1, mp_context=context, initializer=_init_handler_process)
             self._executor, self._process_id = executor, executor.submit(os.getpid)
             self._loading = asyncio.get_running_loop().run_in_executor(executor, _load, self._pickled_handler)
         if self._loading is None:
@@ -327,16 +327,16 @@ def _call_loaded(call: ProcessCall) -> Any:
     return call(_LOADED[0])
 
 
-def _belong_to_parent() -> None:
+def _init_handler_process() -> None:
     """Initializes a handler process. It ignores signals sent to the whole process group: the parent handles them and
     lets calls finish. It exits with its parent, even after `kill -9` of the parent.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)  # not SIG_IGN: programs started by the handler would inherit it
-    threading.Thread(target=_end_with_parent, name="anabranch-parent", daemon=True).start()
+    threading.Thread(target=_exit_with_parent, name="anabranch-parent", daemon=True).start()
 
 
-def _end_with_parent() -> None:
+def _exit_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

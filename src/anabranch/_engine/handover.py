@@ -1,7 +1,8 @@
-"""Stops one shard gracefully: at a record, keeping the lease, or to give it to another member.
+"""Stops one shard gracefully: because of a record that cannot be handled, or to give its lease to another member.
 
-Both start no more records, wait for running calls and commit. If a hand-off does not drain in time, it is declined;
-with `hand_off="force"` its calls are cancelled. A shard is never given away while a call for it runs (rule L12).
+In both cases no more records start, running calls end, and finished records are committed. A hand-off that does not
+drain in time is declined; with `hand_off="force"` its calls are cancelled instead. A lease is never given away while a
+call for its shard runs (rule L12).
 """
 
 from anabranch._core.session import Session
@@ -77,11 +78,11 @@ class ShardHandover:
             left = await self._end_calls(session, request, len(left))
         if self._fleet.is_draining:
             return True  # the worker is stopping, and frees its leases when it leaves
-        if not self._is_asked_for(session, request):
+        if not self._is_still_requested(session, request):
             if session.state == "stopped":
-                self._fleet.keep(request.key)  # the shard stopped meanwhile: decline
+                self._fleet.keep(request.key)  # the shard has stopped, so it stays here
             return True
-        if left or not self._is_waited_for(request):
+        if left or not self._requester_is_live(request):
             self._fleet.keep(request.key)
             session.keep()
             if left:
@@ -89,7 +90,7 @@ class ShardHandover:
             return False
         self._processor.report_finished()
         async with self._checkpointer.lock(session):
-            if self._is_asked_for(session, request):
+            if self._is_still_requested(session, request):
                 final, _ = self._checkpointer.plan(session, transferring=True)
                 if await self._fleet.transfer(request.key, final) == "unknown":
                     self._checkpointer.mark_dirty(session)  # the next commit repeats the write
@@ -103,15 +104,15 @@ class ShardHandover:
         session.report(CallsOutliveHandOff(to_member=request.requester, call_count=count))
         self._processor.interrupt(session)
         while left := await self._drainer.wait([session], clock.now_ms() + RETRY_MS):
-            wanted = self._is_asked_for(session, request) and self._is_waited_for(request)
+            wanted = self._is_still_requested(session, request) and self._requester_is_live(request)
             if self._fleet.is_draining or not wanted:
                 break
         return left
 
-    def _is_waited_for(self, request: HandOffRequest) -> bool:
+    def _requester_is_live(self, request: HandOffRequest) -> bool:
         """Whether the member that asked is still alive, as far as we know."""
         return self._fleet.is_live(request.requester)
 
-    def _is_asked_for(self, session: Session, request: HandOffRequest) -> bool:
+    def _is_still_requested(self, session: Session, request: HandOffRequest) -> bool:
         holding = session.holding
         return session.is_live and holding.state == "draining" and holding.request == request

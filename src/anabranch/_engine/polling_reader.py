@@ -63,10 +63,10 @@ class Reader(Protocol):
 class _PolledShard:
     """One shard and how it is polled."""
 
-    def __init__(self, session: Session, pace: Pace, instead: Reason | None) -> None:
+    def __init__(self, session: Session, pace: Pace, fallback_reason: Reason | None) -> None:
         self.session = session
         self.pace = pace
-        self.instead = instead
+        self.fallback_reason = fallback_reason
         """Why it is polled although it should be subscribed; None without fan-out."""
         self.iterator: str | None = None
         self.next_iterator: str | None = None
@@ -82,7 +82,7 @@ class _PolledShard:
         self.refused_bytes = 0
         """The data of the last response, if the budget had no room for it."""
         self.is_reported = False
-        """That it waits for the budget was reported."""
+        """Whether its wait for the budget was reported."""
 
 
 class PollingReader:
@@ -114,12 +114,12 @@ class PollingReader:
         """Tasks that wait for the next shard to read."""
         self.is_paused = False
 
-    def add(self, session: Session, instead: Reason | None = None) -> None:
-        """`instead`: why it is polled although it should be subscribed."""
+    def add(self, session: Session, fallback_reason: Reason | None = None) -> None:
+        """`fallback_reason`: why it is polled although it should be subscribed."""
         if session in self._shards:
-            self._shards[session].instead = instead
+            self._shards[session].fallback_reason = fallback_reason
             return
-        self._shards[session] = _PolledShard(session, Pace(self._pace, self._ports.clock.now_ms()), instead)
+        self._shards[session] = _PolledShard(session, Pace(self._pace, self._ports.clock.now_ms()), fallback_reason)
         self.wake(session)
 
     def remove(self, session: Session) -> None:
@@ -266,7 +266,7 @@ class PollingReader:
             await self._check_what_is_gone(shard, error)
         except InvalidRequestError as error:
             self._on_failure(shard, error)
-            await self._check_what_is_gone(shard, error)  # perhaps another stream has this name now
+            await self._check_what_is_gone(shard, error)  # the stream may have been created again
         except (ServiceError, TransportError, CredentialsError) as error:
             self._on_failure(shard, error)
         except (AnabranchError, asyncio.CancelledError):
@@ -365,9 +365,9 @@ class PollingReader:
             shard.iterator = None
         throttled = isinstance(error, ThrottledError)
         shard.pace.on_failure(now_ms, self._ports.entropy, throttled=throttled)
-        if shard.instead is not None and isinstance(error, AccessDeniedError):
+        if shard.fallback_reason is not None and isinstance(error, AccessDeniedError):
             # It waits for its subscription, and another worker could do no more.
-            session.report(PollingDenied(cause=str(shard.instead), error=str(error)))
+            session.report(PollingDenied(cause=str(shard.fallback_reason), error=str(error)))
             return
         failures = shard.pace.failure_count
         kind = ReadsThrottled if throttled else ReadsFailing

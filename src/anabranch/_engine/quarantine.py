@@ -56,6 +56,7 @@ class Quarantine:
         self._counted: dict[Session, None] = {}
         """Suspects whose row counts this worker as an owner that died: those just taken, and the one being tried."""
         self._alone: Session | None = None
+        """The suspect whose turn it is."""
         self._rest_ms = TURN_MS
         self._alarm = Alarm(ports.clock)
 
@@ -210,7 +211,7 @@ class Quarantine:
             await self._write_count(suspect, crash_counted=True)
 
     async def _uncount_all(self) -> None:
-        """All suspects are idle: a crash from now on has another cause. Then lets the other shards continue."""
+        """All suspects are idle, so a crash from now on has another cause. Then the other shards continue."""
         if not self._counted and self._alone is None:
             return
         while self._counted:

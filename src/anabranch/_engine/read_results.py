@@ -74,7 +74,7 @@ class ReadResults:
     # a page
 
     async def check(self, session: Session, page: ReadPage) -> None:
-        """What has to be known before the page is accepted; usually nothing."""
+        """Confirms what a page says about an end or a gap, before it is accepted. Most pages need no check."""
         if page.is_end and not page.children:
             await self._confirm_end(session)
         if session.may_have_lost(page):
@@ -82,13 +82,13 @@ class ReadResults:
 
     def accept(self, session: Session, health: ReadHealth, page: ReadPage, reserved_bytes: int) -> int:
         """Accepts all records of the page in one step, and returns their size."""
-        # A record that has arrived shows the time more exactly than the date of the answer. That of a subscription's
-        # event is rounded up to the second, because it has no date of its own.
+        # A record's arrival time is more exact than the date of the response. An event of a subscription has no date:
+        # its time is rounded up to the second.
         arrived_seconds = page.records[-1].arrival_seconds if page.records else 0.0
         answered_seconds = page.server_seconds if page.made_seconds is None else page.server_seconds - 1
         self._service_clock.observe(max(answered_seconds, arrived_seconds), self._ports.clock.now_ms())
         if session in self._failing:
-            self._tell_recovered(session, self._failing.pop(session))
+            self._report_recovered(session, self._failing.pop(session))
         read_bytes = session.add_page(page, reserved_bytes)
         self._health.succeeded()
         health.succeeded()
@@ -106,7 +106,7 @@ class ReadResults:
     # a failure
 
     async def check_what_is_gone(self, session: Session, error: ServiceError) -> ReadError | None:
-        """The service does not know the shard or the position. Returns why that could not be checked, if so."""
+        """The service does not know the shard or the position: checks why. Returns the error if the check failed."""
         try:
             await self._discovery.on_gone(session, error)
         except (ServiceError, TransportError, CredentialsError) as unanswered:
@@ -118,7 +118,7 @@ class ReadResults:
     def report(
         self, session: Session, health: ReadHealth, error: ReadError, failure_count: int, reason: Reason | None
     ) -> None:
-        """A read failed, so many times in a row. `reason`: why the shard is not read now."""
+        """Reports a failed read. `reason`: why the shard is not read now."""
         now_ms = self._ports.clock.now_ms()
         throttled = isinstance(error, ThrottledError)
         session.count_failed_read(throttled=throttled)
@@ -135,7 +135,7 @@ class ReadResults:
         if failure_count & (failure_count - 1) == 0:  # reports the 1st, 2nd, 4th, 8th, ...
             self._ports.emit(ReadFailed(**session.names, error=str(error), failure_count=failure_count))
 
-    def _tell_recovered(self, session: Session, failing: "_Failing") -> None:
+    def _report_recovered(self, session: Session, failing: "_Failing") -> None:
         self._ports.emit(
             ReadRecovered(
                 **session.names,
@@ -150,7 +150,7 @@ class ReadResults:
         self._failing.pop(session, None)
 
     def report_restart(self, session: Session, error: Exception, restart_count: int) -> None:
-        """An unexpected error. The read is tried again a few times; then the error ends the consumer (P7)."""
+        """Reports an unexpected error. After a few restarts the error ends the consumer (P7)."""
         if restart_count > RESTARTS_MAX:
             raise error
         self._ports.emit(TaskRestarted(**session.names, task="reading", error=repr(error), restart=restart_count))

@@ -1,9 +1,8 @@
 """When a worker stops by itself: at `until`, after `idle_timeout`, or when all its shards have been stopped for a
 minute and there is nothing else to take (rule D12).
 
-Checked regularly. In a fleet each worker decides for itself: it does not wait for shards of members that are
-heartbeating, for children of unfinished shards, or for shards that it may not take. Any other unfinished shard keeps it
-running, because it may be about to take it.
+In a fleet each worker decides for itself. It does not wait for shards of live members, for children of unfinished
+shards, or for shards beyond its limit. Any other unfinished shard keeps it running, because it may be about to take it.
 """
 
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ from anabranch._ports import Clock
 CHECK_EVERY_MS = 100
 STOPPED_CHECK_EVERY_MS = 1_000
 STOPPED_MS_MAX = 60_000
-"""How long all shards may be stopped. A person may act meanwhile, or another worker may hand over a shard."""
+"""How long all shards may be stopped: an operator may resume one, or another worker may hand one over."""
 
 
 class StopConditions(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,9 +101,7 @@ class StopWatcher:
         return None
 
     def _is_busy(self) -> bool:
-        """Whether there is work, or would be without the pause. Unacknowledged records of a manual-ack loop do not
-        count.
-        """
+        """Whether there is work, or reading is paused. Records that wait for a manual acknowledgement do not count."""
         return self._reader.is_paused or any(
             not session.window.is_empty or (session.lane.unfinished_count and not self._processor.manual_ack)
             for session in self._sessions.values()

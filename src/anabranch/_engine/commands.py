@@ -114,15 +114,13 @@ class Commands:
 
     async def answer(self, command: ControlRow, outcome: CommandOutcome | None) -> None:
         try:
-            if outcome is not None:
-                await self._answer(command, outcome)
+            if outcome is None:
+                return
+            answered = replace(command, state=outcome.state, result=f"{outcome.result} (by {self._fleet.member_id})")
+            if not await self._fleet.call(WriteControl(answered)):
+                return  # no answer: the next poll repeats the command, which finds that it is done
         finally:
             del self._busy[command.command_id]
-
-    async def _answer(self, command: ControlRow, outcome: CommandOutcome) -> None:
-        answered = replace(command, state=outcome.state, result=f"{outcome.result} (by {self._fleet.member_id})")
-        if not await self._fleet.call(WriteControl(answered)):
-            return  # no answer: the next poll repeats the command, which finds that it is done
         session = self._sessions.get(command.key) if command.key is not None else None
         self._ports.emit(
             CommandAnswered(

@@ -34,13 +34,13 @@ from anabranch._engine.clock import Alarm, Scheduler
 from anabranch._engine.commands import Commands
 from anabranch._engine.dead_lettering import DeadLettering
 from anabranch._engine.dispatcher import Dispatcher, raise_later, report_skipped, situation_of
-from anabranch._engine.fanout_reader import FanOutReader
+from anabranch._engine.fanout_reader import FanOutReader, Reader
 from anabranch._engine.fanout_registration import FanOutPlan, FanOutRegistration
 from anabranch._engine.fleet import Fleet
 from anabranch._engine.handler_calls import HandlerCall, HandlerOptions
 from anabranch._engine.handover import ShardHandover
 from anabranch._engine.iteration import Iteration, ManualIterator, RecordIterator
-from anabranch._engine.polling_reader import PollingReader, Reader
+from anabranch._engine.polling_reader import PollingReader
 from anabranch._engine.processor import Processor
 from anabranch._engine.quarantine import Quarantine
 from anabranch._engine.read_results import ReadResults

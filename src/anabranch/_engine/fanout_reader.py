@@ -9,6 +9,7 @@ position.
 import asyncio
 from collections.abc import Awaitable
 from math import floor
+from typing import TypeAlias
 
 from anabranch._core.reading.pace import ReadHealth
 from anabranch._core.reading.subscription import (
@@ -427,6 +428,10 @@ class FanOutReader:
             return  # the next subscription fails in the same way, and tries again
         if self._registration.of(stream_key) != known:
             shard.subscription.subscribe_soon(self._ports.clock.now_ms())
+
+
+Reader: TypeAlias = PollingReader | FanOutReader
+"""Fills the sessions that were added with pages."""
 
 
 def _is_too_old(session: Session, page: ReadPage) -> bool:

@@ -11,7 +11,6 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable
 from functools import partial
-from typing import Protocol
 
 from anabranch._core.reading.pace import Pace, PaceLimits, ReadHealth
 from anabranch._core.session import BUDGET_FULL_MS, ReadPage, Session
@@ -36,28 +35,6 @@ from anabranch.errors import (
 from anabranch.limits import GET_RECORDS_BYTES_MAX
 from anabranch.reasons import PollingDenied, ReadsFailing, ReadsThrottled, Reason
 from anabranch.reports import SubscriptionState
-
-
-class Reader(Protocol):
-    """Fills the sessions that were added with pages."""
-
-    def add(self, session: Session) -> None: ...
-
-    def remove(self, session: Session) -> None: ...
-
-    def wake(self, session: Session) -> None:
-        """Something changed that may allow a read: space in the window, a declined hand-over."""
-
-    def pause(self) -> None:
-        """Starts no more reads. What was read is still delivered."""
-
-    def resume(self) -> None: ...
-
-    def subscription_of(self, session: Session) -> SubscriptionState | None:
-        """How the shard is subscribed; None without fan-out."""
-
-    @property
-    def is_paused(self) -> bool: ...
 
 
 class _PolledShard:
@@ -129,6 +106,7 @@ class PollingReader:
         return session in self._shards
 
     def pause(self) -> None:
+        """Starts no more reads. What was read is still delivered."""
         self.is_paused = True
 
     def resume(self) -> None:
@@ -137,9 +115,11 @@ class PollingReader:
             self.wake(session)
 
     def subscription_of(self, session: Session) -> SubscriptionState | None:  # noqa: ARG002 -- polling has none
+        """How the shard is subscribed; None without fan-out."""
         return None
 
     def wake(self, session: Session) -> None:
+        """Something changed that may allow a read: space in the window, a declined hand-over."""
         shard = self._shards.get(session)
         if shard is not None and not shard.is_busy and session.state == "reading":
             shard.is_busy = True

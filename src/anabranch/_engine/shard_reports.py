@@ -12,8 +12,8 @@ import msgspec
 from anabranch._core.handling.lanes import RecordLane
 from anabranch._core.reading.service_clock import ServiceClock
 from anabranch._core.session import Session
+from anabranch._engine.fanout_reader import Reader
 from anabranch._engine.handler_calls import place_in
-from anabranch._engine.polling_reader import Reader
 from anabranch._engine.processor import Processor
 from anabranch._model.leases import LeaseKey, ShardStatus, SubscriptionStatus
 from anabranch._model.streams import Position

@@ -1,8 +1,8 @@
 """Applies the commands of operators to the leases of this worker, between two commits (rule C3).
 
-`skip` finishes a record at which the shard is stopped, which waits for a retry, or whose dead letter is not accepted.
-`resume` tries the record of a stopped shard once more. Every worker sees the commands in its polls; only the owner of
-the lease applies them, and writes the result into the command's row.
+`skip` finishes a record without handling it, if the shard is stopped at it, if it waits for a retry, or if its dead
+letter is not accepted. `resume` retries the record of a stopped shard. Every worker sees the commands in its polls. The
+owner of the lease applies them, and writes the result into the command's row.
 """
 
 from collections.abc import Mapping, Sequence
@@ -68,7 +68,8 @@ class Commands:
         if session.state == "stopped":
             return await self._apply_to_stopped(session, command)
         if command.action == RESUME:
-            return CommandOutcome("applied", "it is not stopped any more")  # its row may say so until the next commit
+            # Until the next commit, its row may still say that it is stopped.
+            return CommandOutcome("applied", "it is not stopped any more")
         try:
             position = Position.parse(command.arguments.get("position", ""))
         except ValueError:

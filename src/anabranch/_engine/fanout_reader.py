@@ -1,9 +1,9 @@
 """Reads the held shards with enhanced fan-out: the service pushes events, one subscription per shard.
 
-`_core.reading.subscription` decides when a shard subscribes and what follows its end; this performs it, with one task
-per shard. An event is received only when the byte budget has room for it, and accepted in one step (rules F1, B3). A
-shard whose subscriptions fail is polled until one succeeds; overlapping reads are recognised by the session's read
-position.
+`_core.reading.subscription` decides when a shard subscribes, and what follows the end of a subscription. This module
+performs that, with one task per shard. An event is received only when the byte budget has room for it, and accepted in
+one step (rules F1, B3). A shard whose subscriptions fail is polled until one succeeds. The session's read position
+filters records that both bring.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The registered consumer of each stream: found or registered when a worker joins, removed by the last one to stop.
 
-`_core.reading.registration` decides each step (rule F5); this performs it. A worker writes its member row before it
-reads the registration, so that one that removes the consumer sees it.
+`_core.reading.registration` decides each step (rule F5), and this module performs it. A worker writes its member row
+before it reads the registration, so a worker that removes the consumer sees it.
 """
 
 import asyncio
@@ -241,8 +241,8 @@ class FanOutRegistration:
                 await self._kinesis(partial(self._ports.kinesis.deregister_stream_consumer, consumer.arn))
             await self._store(announced, None)
         except BaseException:
-            # A worker that joins would wait while the row says `removing`. Tried once, because time may be up. If the
-            # service removes the consumer after all, the next worker registers it again.
+            # While the row says `removing`, a worker that joins would wait. Tried only once, because time may be up. If
+            # the service has removed the consumer, the next worker registers it again.
             take_back = WriteStream(replace(announced, fanout=consumer), announced.version)
             await self._fleet.store.call(take_back, self._fleet.timing.call_deadline_ms)
             raise

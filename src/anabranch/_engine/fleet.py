@@ -1,13 +1,13 @@
 """This process in the fleet: it drives the lease machine, and sends its heartbeats.
 
-`LeaseMachine` decides everything. This performs its store calls with a deadline each, feeds the answers back and passes
-on what changed. A call without an answer is handed back as `NoAnswer`.
+`LeaseMachine` decides everything. This module performs its store calls, each with a deadline, and returns the answers
+to it. The answer to a call that failed is `NoAnswer`.
 
-Heartbeats have a thread of their own, so that a busy handler cannot starve them. The thread has its own event loop. It
-shares two references with the rest: the report that it sends, and the status that it publishes. If the main loop is
-blocked for longer than the stall limit, the thread stops sending, because a process that does nothing must not keep its
-shards. Long before that it reports the stack that blocks the loop. C code that holds the interpreter's lock starves
-this thread too. The fence still holds then: it is compared, never signalled.
+Heartbeats have a thread of their own with its own event loop, so a busy handler cannot delay them. The thread shares
+two references with the main loop: the report that it sends, and the status that it publishes. If the main loop is
+blocked, the thread reports the stack that blocks it. After the stall limit it stops the heartbeats, because a process
+that does nothing must not keep its shards. C code that holds the interpreter's lock blocks this thread, too. The fence
+still holds then: it is compared, never signalled.
 """
 
 import asyncio
@@ -288,7 +288,7 @@ class HeartbeatThread:
         self._ticked_at_ms = self._clock.now_ms()
 
     def is_stalled(self) -> bool:
-        """Whether the main loop has been blocked for too long, or its thread is gone: then no heartbeats are sent."""
+        """Whether the main loop has been blocked for too long, or its thread has ended. Then no heartbeat is sent."""
         return not self._watched.is_alive() or self._clock.now_ms() - self._ticked_at_ms > self._stall_limit_ms
 
     @property
@@ -588,10 +588,6 @@ class Fleet:
         """One write frees all leases of this member; False if the store gave no answer."""
         return await self._drive(self._machine.leave(moment_of(self._clock)))
 
-    def close(self) -> None:
-        """Stops the heartbeats without telling the store; other members notice that they are missing."""
-        self._stop_heartbeats()
-
     # leases
 
     async def write(self, step: Write) -> Written:
@@ -667,7 +663,7 @@ class Fleet:
                 case Joined():
                     self._start_heartbeats(change.heartbeat)
                 case Ended():
-                    self._stop_heartbeats()
+                    self.close()
                 case ReportChanged():
                     self._wake_heartbeats()
                 case StoreUnanswered() | StoreAnswered() if self._has_joined:
@@ -720,7 +716,8 @@ class Fleet:
         elif self._sender is not None:
             self._sender.wake()
 
-    def _stop_heartbeats(self) -> None:
+    def close(self) -> None:
+        """Stops the heartbeats. The store is not told: if the worker has not left, its leases expire."""
         if self._thread is not None:
             self._thread.stop()
         if self._task is not None:

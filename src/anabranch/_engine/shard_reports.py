@@ -33,7 +33,7 @@ from anabranch.records import Record
 from anabranch.reports import ShardState
 
 RATE_INTERVAL_MS: Final = 5_000
-"""As often as a viewer asks, so that each record is in a rate that the viewer sees."""
+"""The same interval as a viewer's, so that every record is counted in a rate that the viewer shows."""
 STALLED_AFTER_MS: Final = 10_000
 """After this long without a finished record, a shard is reported as stalled, with its oldest unfinished record."""
 BUDGET_REPORTED_AFTER_MS: Final = 60_000

@@ -1,7 +1,7 @@
 """SIGTERM and SIGINT stop the runs of a process gracefully; a second one stops them at once (rule O3).
 
-Signals belong to the program: a server that runs a consumer keeps its own. We install with `signal.signal`, not with
-`loop.add_signal_handler`, because the loop does not return the handler that it replaces, so we could not restore it.
+A program that handles signals itself, such as a web server, keeps its handlers. We use `signal.signal` instead of
+`loop.add_signal_handler`, because only the former returns the replaced handler, which we restore afterwards.
 """
 
 import asyncio

@@ -34,7 +34,7 @@ class WorkQueue:
         self._held: dict[Session, None] = {}
         """Sessions that may not start records, because a quarantined shard is tried alone (rule D5)."""
         self._one_at_a_time = one_at_a_time
-        """A session delivers more only after the last work is finished; the code that finishes it calls `offer`."""
+        """A session delivers work only after the last one is finished. The code that finishes it calls `offer`."""
         self.may_start = fleet.may_start
         self.turn = LoopTurn(clock)
         # Not a dict: finding its first key gets slower after many deletions at the front.
@@ -153,7 +153,7 @@ class LoopTurn:
         """Whether `_begin` is scheduled."""
 
     def is_over(self) -> bool:
-        """Whether the caller must let the loop run before it starts anything else."""
+        """Whether the caller must yield to the event loop before it starts anything else."""
         now_ms = self.now_ms = self._clock.now_ms()
         if now_ms < self.over_ms:
             return False

@@ -1,8 +1,8 @@
 """What happens to undelivered records when the interpreter exits.
 
-Blocking producers deliver them, all in parallel, each within its timeout. The event loop of asynchronous producers is
-gone, so we log how many records were lost. This module registers its exit hook on import. So it runs after hooks that
-the program registers later, which may still put records, and before the hook of `logging`, so log lines are written.
+Blocking producers deliver them in parallel, each within its timeout. The event loops of asynchronous producers are
+gone, so we only log how many records were lost. The exit hook is registered on import. So it runs after the hooks that
+the program registers later, which may still put records, and before that of `logging`, so its log lines are written.
 """
 
 import atexit

@@ -1,11 +1,12 @@
 """A thread with its own event loop and producer, for blocking callers.
 
-Callers append records to an inbox under one lock, so records are queued in call order. The main task of the loop takes
-them, and waits while the producer's buffer is full; callers wait only for space in the inbox. If the producer rejects a
-record (only it knows the stream's size limit), the failure is kept here until somebody sees it.
+Callers append records to an inbox under one lock, which keeps the order of the calls, and wait only for space in it. A
+task on the loop puts the records into the producer, and waits while the producer's buffer is full. If the producer
+rejects a record (only it knows the stream's size limit), the failure is kept until it is seen.
 
-The thread ends with `close`; if the `SyncProducer` was garbage-collected without `close`, when everything is delivered
-(`retire`); at the latest at interpreter exit, within `exit_timeout`. However it ends, no caller is left waiting.
+The thread ends with `close`. If the `SyncProducer` is garbage-collected without `close`, the thread ends when
+everything is delivered (`retire`), and at the latest at interpreter exit, within `exit_timeout`. When it ends, every
+waiting caller gets an outcome.
 """
 
 import asyncio

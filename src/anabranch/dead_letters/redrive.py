@@ -65,8 +65,6 @@ from anabranch.policies import DeadLetter, Retry
 from anabranch.records import Batch, Context, Record
 from anabranch.values import decode_with
 
-__all__ = ["DeadLetters"]
-
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)

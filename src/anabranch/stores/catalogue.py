@@ -20,8 +20,6 @@ from anabranch.stores.s3 import S3LeaseStore
 from anabranch.stores.sqlite import SqliteLeaseStore, applications_in
 from anabranch.stores.urls import EMBEDDED_SUFFIX, embedded_file, embedded_folder, leases_from, open_store, shown_url
 
-__all__ = ["StoredApplication", "check_copy", "copy_rows", "delete_leftovers", "find_store", "stored_applications"]
-
 T = TypeVar("T")
 
 _NAMES_SHOWN_MAX: Final = 10

@@ -82,8 +82,6 @@ from anabranch.errors import (
 from anabranch.stores.row_codec import CODECS, Columns
 from anabranch.stores.row_store import Kind, Row, requested
 
-__all__ = ["DEFAULT_TABLE", "DynamoDbLeaseStore"]
-
 _log = logging.getLogger(__name__)
 
 DEFAULT_TABLE: Final = "anabranch"

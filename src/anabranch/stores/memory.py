@@ -11,8 +11,6 @@ from anabranch._model.leases import AppRow
 from anabranch.errors import UsageError
 from anabranch.stores.row_store import Changed, Found, Row, RowKey, RowLeaseStore, Scope, Update
 
-__all__ = ["MemoryLeaseStore", "MemoryRows"]
-
 Place = tuple[str, str, str]
 
 

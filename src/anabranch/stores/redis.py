@@ -28,8 +28,6 @@ from anabranch.stores.row_store import Changed, Found, Row, RowKey, RowLeaseStor
 if TYPE_CHECKING:
     from redis.asyncio import Connection
 
-__all__ = ["RedisAddress", "RedisLeaseStore", "RedisServer"]
-
 _PREFIX: Final = "anabranch:"
 _CLOSE_SECONDS_MAX: Final = 1.0
 _CALL_SECONDS_MAX: Final = 10.0

@@ -32,20 +32,6 @@ from anabranch._model.leases import (
 from anabranch._ports import LeaseStore
 from anabranch.errors import UsageError
 
-__all__ = [
-    "KINDS",
-    "Changed",
-    "Found",
-    "Kind",
-    "Row",
-    "RowKey",
-    "RowLeaseStore",
-    "Scope",
-    "Update",
-    "key_of",
-    "requested",
-]
-
 Kind = Literal["app", "command", "lease", "member", "status", "stream"]
 Row = AppRow | ControlRow | LeaseRow | MemberRow | StatusRow | StreamRow
 R = TypeVar("R", bound=Row)

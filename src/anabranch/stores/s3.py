@@ -53,8 +53,6 @@ from anabranch.stores.memory import MemoryRows
 from anabranch.stores.row_codec import decode_row, encode_row
 from anabranch.stores.row_store import Changed, Found, Kind, Row, RowKey, RowLeaseStore, Scope, Update, key_of
 
-__all__ = ["S3LeaseStore"]
-
 _log = logging.getLogger(__name__)
 
 _SAVED_EVERY_SECONDS: Final = 60.0

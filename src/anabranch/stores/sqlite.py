@@ -35,8 +35,6 @@ from anabranch.errors import LeaseError, LeaseStoreError, LeaseStoreInvalidError
 from anabranch.stores.row_codec import CODECS, Columns
 from anabranch.stores.row_store import Changed, Found, Kind, Row, RowKey, RowLeaseStore, Scope, Update
 
-__all__ = ["SqliteLeaseStore"]
-
 _log = logging.getLogger(__name__)
 
 # Where a file may be

@@ -21,20 +21,6 @@ from anabranch.stores.redis import RedisAddress, RedisLeaseStore
 from anabranch.stores.s3 import S3LeaseStore
 from anabranch.stores.sqlite import SqliteLeaseStore, file_system, forgets
 
-__all__ = [
-    "EMBEDDED_SUFFIX",
-    "LEASES_VARIABLE",
-    "container_platform",
-    "default_store",
-    "embedded_file",
-    "embedded_folder",
-    "leases_from",
-    "local_path",
-    "open_store",
-    "shown_url",
-    "sqlite_path",
-]
-
 _log = logging.getLogger(__name__)
 
 EMBEDDED_SUFFIX: Final = ".db"

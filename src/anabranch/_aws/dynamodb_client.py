@@ -150,9 +150,13 @@ class ItemKey(NamedTuple):
 
 
 class ItemWrite:
-    """One conditional write. Every attribute name is aliased, because many are reserved words."""
+    """One conditional write. Every attribute name is aliased, because many are reserved words.
 
-    def __init__(self, key: ItemKey) -> None:
+    `values` are the attributes to set; None removes one. `where` are those that must have these values; None stands for
+    one that must be absent.
+    """
+
+    def __init__(self, key: ItemKey, values: Mapping[str, Any] = {}, *, where: Mapping[str, Any] = {}) -> None:
         self.key = key
         self.conditions: list[str] = []
         self.item: Item | None = None
@@ -161,17 +165,16 @@ class ItemWrite:
         self._removes: list[str] = []
         self._names: dict[str, str] = {}
         self._values: dict[str, Any] = {}
-
-    def set(self, name: str, value: Any) -> None:
-        """None removes the attribute."""
-        if value is None:
-            self._removes.append(self._name(name))
-        else:
-            self._sets.append(f"{self._name(name)} = {self._value(value)}")
-
-    def set_all(self, values: dict[str, Any]) -> None:
         for name, value in values.items():
-            self.set(name, value)
+            if value is None:
+                self.remove(name)
+            else:
+                self._sets.append(f"{self._name(name)} = {self._value(value)}")
+        for path, value in where.items():
+            if value is None:
+                self.conditions.append(f"attribute_not_exists({self._path(path)})")
+            else:
+                self.when(path, "=", value)
 
     def set_next(self, path: str, of: str) -> None:
         """Sets an attribute to one more than the number `of`, which counts as 0 if it is absent."""
@@ -183,20 +186,11 @@ class ItemWrite:
     def when(self, name: str, operator: str, value: Any) -> None:
         self.conditions.append(f"{self._name(name)} {operator} {self._value(value)}")
 
-    def when_absent(self, path: str) -> None:
-        self.conditions.append(f"attribute_not_exists({self._path(path)})")
-
     def when_older(self, name: str, number: int) -> None:
         """Also if there is no row yet."""
         self.conditions.append(
             f"(attribute_not_exists({self._name('PK')}) OR {self._name(name)} < {self._value(number)})"
         )
-
-    def when_owner(self, owner: str | None) -> None:
-        if owner is None:
-            self.when_absent("lease_owner")
-        else:
-            self.when("lease_owner", "=", owner)
 
     def when_smaller(self, name: str, size: int) -> None:
         self.conditions.append(f"size({self._name(name)}) < {self._value(size)}")

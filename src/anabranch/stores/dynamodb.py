@@ -293,9 +293,8 @@ class DynamoDbTable:
 
     async def put(self, key: ItemKey, item: Item) -> WriteOutcome:
         """Put if absent. Attributes that are None are left out."""
-        write = ItemWrite(key)
+        write = ItemWrite(key, where={"PK": None})
         write.item = {name: value for name, value in item.items() if value is not None}
-        write.when_absent("PK")
         return await self.write("PutItem", write)
 
     async def update(self, write: ItemWrite, *, repeatable: bool = False) -> WriteOutcome:
@@ -352,18 +351,15 @@ class DynamoDbTable:
         key = ItemKey(partition, "doctor")
         denied = []
         for action in WORKER_ACTIONS:
-            write = ItemWrite(key)
-            write.when("PK", "=", "a row that cannot exist")
+            values = {"doctor": 1} if action == "UpdateItem" else {}
+            write = ItemWrite(key, values, where={"PK": "a row that cannot exist"})
             try:
                 if action == "GetItem":
                     await self.get(key)
                 elif action == "Query":
                     await self.query(key.partition, key.sort)
                 else:
-                    if action == "PutItem":
-                        write.item = {}
-                    elif action == "UpdateItem":
-                        write.set("doctor", 1)
+                    write.item = {} if action == "PutItem" else None
                     await self.write(action, write)
             except LeaseStoreError as error:
                 if error.code != "access_denied":
@@ -697,39 +693,31 @@ class DynamoDbLeaseStore(LeaseStore):
         )
 
     async def record_incarnation(self, expected: str, incarnation: str) -> AppRow | None:
-        write = ItemWrite(self._app_key)
-        write.set("incarnation", incarnation)
-        write.when("app_id", "=", self._opened)
-        write.when("incarnation", "=", expected)
+        where = {"app_id": self._opened, "incarnation": expected}
+        write = ItemWrite(self._app_key, {"incarnation": incarnation}, where=where)
         written = await self.table.update(write)
         return self._after(
             written, self._app_row, lambda row: rows.record_incarnation(row, self._opened, expected, incarnation)
         )
 
     async def move_app(self, expected: Place, place: Place, other_store: str) -> AppRow | None:
-        write = ItemWrite(self._app_key)
-        write.set("place", place)
-        write.set("other_store", other_store or None)
-        write.when("app_id", "=", self._opened)
-        write.when("place", "=", expected)
+        values = {"place": place, "other_store": other_store or None}
+        write = ItemWrite(self._app_key, values, where={"app_id": self._opened, "place": expected})
         written = await self.table.update(write, repeatable=True)
         return self._after(
             written, self._app_row, lambda row: rows.move_app(row, self._opened, expected, place, other_store)
         )
 
     async def renew_watch(self) -> None:
-        write = ItemWrite(self._app_key)
+        write = ItemWrite(self._app_key, where={"app_id": self._opened})
         write.set_next("watch", of="watch")
-        write.when("app_id", "=", self._opened)
         await self.table.update(write)
 
     async def delete_app(self, app_id: str) -> bool:
         # Once the application's row is gone, nothing else names its id. So the deletion is recorded first.
         record = ItemKey(f"a#{self.app}", f"d#{app_id}")
         await self.table.put(record, {})
-        write = ItemWrite(self._app_key)
-        write.when("app_id", "=", app_id)
-        is_deleted = (await self.table.delete(write)).holds
+        is_deleted = (await self.table.delete(ItemWrite(self._app_key, where={"app_id": app_id}))).holds
         places = (
             (f"a#{self.app}", f"m#{app_id}#"),
             (f"a#{self.app}", f"c#{app_id}#"),
@@ -763,11 +751,9 @@ class DynamoDbLeaseStore(LeaseStore):
         return row if written.holds else self._member_row(_found(written))
 
     async def heartbeat(self, write: HeartbeatWrite) -> HeartbeatAnswer:
-        update = ItemWrite(self._member_key(write.member_id))
-        update.set_all(_heartbeat_values(write))
+        update = ItemWrite(self._member_key(write.member_id), _heartbeat_values(write), where={"state": "live"})
         for request in write.answered:
             update.remove(f"wanted.{request}")
-        update.when("state", "=", "live")
         update.when("counter", "<", write.attempt)
         written = await self.table.update(update, repeatable=True)
         before = None if written.before is None else self._member_row(written.before)
@@ -779,25 +765,20 @@ class DynamoDbLeaseStore(LeaseStore):
         return HeartbeatAnswer(row, None if before is None else before.counter)
 
     async def seal_member(self, member_id: str, observed_counter: int) -> MemberRow | None:
-        write = ItemWrite(self._member_key(member_id))
-        write.set("state", "sealed")
-        write.when("state", "=", "live")
-        write.when("counter", "=", observed_counter)
+        where = {"state": "live", "counter": observed_counter}
+        write = ItemWrite(self._member_key(member_id), {"state": "sealed"}, where=where)
         written = await self.table.update(write, repeatable=True)
         return self._after(written, self._member_row, lambda row: rows.seal_member(row, observed_counter))
 
     async def leave(self, member_id: str) -> MemberRow | None:
-        write = ItemWrite(self._member_key(member_id))
-        write.set("state", "left")
-        write.when("state", "=", "live")
+        write = ItemWrite(self._member_key(member_id), {"state": "left"}, where={"state": "live"})
         return self._after(await self.table.update(write, repeatable=True), self._member_row, rows.leave)
 
     async def request_hand_off(self, donor: str, request: str) -> MemberRow | None:
-        write, path = ItemWrite(self._member_key(donor)), f"wanted.{request}"
+        path = f"wanted.{request}"
+        write = ItemWrite(self._member_key(donor), where={"state": "live", path: None})
         write.set_next(path, of="requests_made")
         write.set_next("requests_made", of="requests_made")
-        write.when("state", "=", "live")
-        write.when_absent(path)
         write.when_smaller("wanted", REQUESTS_MAX)
         written = await self.table.update(write, repeatable=True)
         return self._after(written, self._member_row, lambda row: rows.request_hand_off(row, request))
@@ -815,8 +796,7 @@ class DynamoDbLeaseStore(LeaseStore):
         return written.holds and written.before is not None
 
     async def write_status(self, row: StatusRow) -> None:
-        write = ItemWrite(ItemKey(self._viewed, f"m#{row.member_id}"))
-        write.set_all(_STATUS.values(row) | row.extra)
+        write = ItemWrite(ItemKey(self._viewed, f"m#{row.member_id}"), _STATUS.values(row) | row.extra)
         write.when_older("revision", row.revision)
         await self.table.update(write, repeatable=True)
 
@@ -833,9 +813,9 @@ class DynamoDbLeaseStore(LeaseStore):
         return row if written.holds else self._stream_row(_found(written))
 
     async def write_stream(self, row: StreamRow, expected_version: int) -> StreamRow | None:
-        write = ItemWrite(ItemKey(self._leased, f"s#{row.stream_key}"))
-        write.set_all(_STREAM.values(replace(row, version=expected_version + 1)))
-        write.when("version", "=", expected_version)
+        key = ItemKey(self._leased, f"s#{row.stream_key}")
+        values = _STREAM.values(replace(row, version=expected_version + 1))
+        write = ItemWrite(key, values, where={"version": expected_version})
         written = await self.table.update(write)
         return self._after(written, self._stream_row, lambda stored: rows.write_stream(stored, row, expected_version))
 
@@ -881,16 +861,13 @@ class DynamoDbLeaseStore(LeaseStore):
         # The new epoch is one more than the larger of two, which one expression cannot say. A floor is mostly given for
         # the first take of a child shard, which has no epoch yet. If the row shows a higher one, it is written again.
         for is_below_floor in (True, False) if epoch_floor else (False,):
-            write = ItemWrite(self._lease_key(key))
-            write.set("lease_owner", member_id)
-            write.set("lease_count", expected_version + 1)
-            write.set_next("takes_without_progress", of="takes_without_progress")
-            write.when("lease_count", "=", expected_version)
-            write.when_owner(expected_owner)
-            write.when("completed", "=", False)
+            values = {"lease_owner": member_id, "lease_count": expected_version + 1}
             if is_below_floor:
-                write.set("epoch", epoch_floor + 1)
-            else:
+                values["epoch"] = epoch_floor + 1
+            where = {"lease_count": expected_version, "lease_owner": expected_owner, "completed": False}
+            write = ItemWrite(self._lease_key(key), values, where=where)
+            write.set_next("takes_without_progress", of="takes_without_progress")
+            if not is_below_floor:
                 write.set_next("epoch", of="epoch")
             if epoch_floor:
                 write.when("epoch", "<" if is_below_floor else ">=", epoch_floor)
@@ -903,10 +880,9 @@ class DynamoDbLeaseStore(LeaseStore):
         return outcome
 
     async def write_lease(self, row: LeaseRow, *, member_id: str, expected_version: int) -> LeaseRow | Conflict:
-        write = ItemWrite(self._lease_key(row.key))
-        write.set_all(self._lease_values(replace(row, version=expected_version + 1)))
-        write.when("lease_count", "=", expected_version)
-        write.when("lease_owner", "=", member_id)
+        values = self._lease_values(replace(row, version=expected_version + 1))
+        where = {"lease_count": expected_version, "lease_owner": member_id}
+        write = ItemWrite(self._lease_key(row.key), values, where=where)
         written = await self.table.update(write)
         stored = None if written.before is None else self._lease_row(written.before)
         outcome = rows.write_lease(stored, row, member_id=member_id, expected_version=expected_version)
@@ -914,9 +890,7 @@ class DynamoDbLeaseStore(LeaseStore):
         return outcome
 
     async def delete_lease(self, key: LeaseKey, expected_version: int) -> bool:
-        write = ItemWrite(self._lease_key(key))
-        write.when("lease_count", "=", expected_version)
-        write.when("completed", "=", True)
+        write = ItemWrite(self._lease_key(key), where={"lease_count": expected_version, "completed": True})
         return (await self.table.delete(write)).holds
 
     # commands
@@ -927,9 +901,7 @@ class DynamoDbLeaseStore(LeaseStore):
             await self.table.put(self._pending_key(row.command_id), {})
 
     async def write_control(self, row: ControlRow) -> bool:
-        write = ItemWrite(self._command_key(row.command_id))
-        write.set_all(_COMMAND.values(row))
-        write.when("state", "=", "pending")
+        write = ItemWrite(self._command_key(row.command_id), _COMMAND.values(row), where={"state": "pending"})
         written = await self.table.update(write)
         if written.before is not None:
             await self.table.delete(ItemWrite(self._pending_key(row.command_id)))

@@ -66,9 +66,8 @@ def test_a_call_speaks_json_1_0_and_signs_for_dynamodb():
 
 def test_a_condition_that_fails_is_a_result_with_the_row():
     async def main(clients, seen, server):
-        client, write = await clients.get(), ItemWrite(ItemKey("p", "s"))
-        write.set("state", "left")
-        write.when("state", "=", "live")
+        client = await clients.get()
+        write = ItemWrite(ItemKey("p", "s"), {"state": "left"}, where={"state": "live"})
         outcome = await client.write("UpdateItem", write.body("anabranch"), repeatable=False)
         assert not outcome.holds
         assert outcome.before == {"state": "sealed", "counter": 3}
@@ -114,8 +113,7 @@ def test_a_condition_that_fails_is_a_result_with_the_row():
 )
 def test_other_errors_are_raised_and_the_call_is_sent_once(reply, error):
     async def main(clients, seen, server):
-        write = ItemWrite(ItemKey("p", "s"))
-        write.when_absent("PK")
+        write = ItemWrite(ItemKey("p", "s"), where={"PK": None})
         with pytest.raises(error):
             await (await clients.get()).write("DeleteItem", write.body("anabranch"), repeatable=False)
         assert len(seen) == 1

@@ -121,6 +121,22 @@ def _ca_bundle(session: Any) -> str | None:
     return str(DEFAULT_CA_BUNDLE)
 
 
+def make_client(
+    session: Any, aws: Aws, service: str, config: Any, *, region: str | None = None, endpoint_url: str | None = None
+) -> Any:
+    """A botocore client. Without given credentials, it finds them itself."""
+    keys: dict[str, str | None] = {}
+    if aws.credentials is not None:
+        frozen = frozen_credentials(aws.credentials)
+        keys = {
+            "aws_access_key_id": frozen.access_key_id,
+            "aws_secret_access_key": frozen.secret_access_key,
+            "aws_session_token": frozen.session_token,
+        }
+    region = resolve_region(session, aws, region)
+    return session.create_client(service, region_name=region, endpoint_url=endpoint_url, config=config, **keys)
+
+
 # The account
 
 
@@ -210,18 +226,8 @@ class AwsAccount:
     ) -> Any:
         from botocore.config import Config  # noqa: PLC0415 -- as above
 
-        session = self._session()
-        given: dict[str, str | None] = {}
-        if self.aws.credentials is not None:
-            frozen = frozen_credentials(self.aws.credentials)
-            given = {
-                "aws_access_key_id": frozen.access_key_id,
-                "aws_secret_access_key": frozen.secret_access_key,
-                "aws_session_token": frozen.session_token,
-            }
         # `endpoint_url` is for Kinesis only: other services have their own variables and profile sections.
         endpoint_url = endpoint_url or (self.aws.endpoint_url if service == "kinesis" else None)
-        region_name = resolve_region(session, self.aws, region)
         once = Config(
             connect_timeout=10,
             read_timeout=read_seconds_max or 60,
@@ -229,4 +235,4 @@ class AwsAccount:
             # Bucket names in the host name need the DNS of AWS.
             s3=None if endpoint_url is None else {"addressing_style": "path"},
         )
-        return session.create_client(service, region_name=region_name, endpoint_url=endpoint_url, config=once, **given)
+        return make_client(self._session(), self.aws, service, once, region=region, endpoint_url=endpoint_url)

@@ -18,8 +18,7 @@ from concurrent.futures import Future
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, TextIO
 
-from anabranch._aws.account import botocore_session, resolve_region
-from anabranch._aws.credentials import frozen_credentials
+from anabranch._aws.account import botocore_session, make_client
 from anabranch._model.kinds import check_types, refuse
 from anabranch.config import Aws
 from anabranch.errors import AnabranchError, ConfigurationError
@@ -265,18 +264,8 @@ def _client(aws: Aws) -> Any:
     """Blocks: it reads files, and may ask for credentials."""
     from botocore.config import Config  # noqa: PLC0415 -- botocore is loaded when first needed
 
-    session = botocore_session(aws)
-    given: dict[str, str | None] = {}
-    if aws.credentials is not None:
-        frozen = frozen_credentials(aws.credentials)
-        given = {
-            "aws_access_key_id": frozen.access_key_id,
-            "aws_secret_access_key": frozen.secret_access_key,
-            "aws_session_token": frozen.session_token,
-        }
     config = Config(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 2})
-    region = resolve_region(session, aws, None)
-    return session.create_client("cloudwatch", region_name=region, config=config, **given)
+    return make_client(botocore_session(aws), aws, "cloudwatch", config)
 
 
 class EmbeddedMetrics(CloudWatchThread):

@@ -17,7 +17,7 @@ from anabranch._daemon_threads import DaemonThreads
 from anabranch.dead_letters.destinations import HOLD_SECONDS, StoredLetter
 from anabranch.errors import CodecError, DeadLetterError, LeaseStoreInvalidError, UsageError
 from anabranch.letters import Letter, decode_letter, encode_letter, stream_order
-from anabranch.stores.sqlite import check_place, file_system
+from anabranch.stores.sqlite import LOCKED, check_place, file_system, primary_code, use_write_ahead_log
 
 T = TypeVar("T")
 
@@ -100,10 +100,6 @@ class SqliteLetters:
             )
         self._owner = owner
 
-    async def renew(self) -> None:
-        assert self._owner is not None
-        await self.hold(self._owner)
-
     async def let_go(self) -> None:
         owner, self._owner = self._owner, None
         if owner is not None:
@@ -163,8 +159,8 @@ class SqliteLetters:
                 raise
             return result
         except sqlite3.Error as error:
-            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-            if code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
+            code = primary_code(error)
+            if code in LOCKED:
                 raise DeadLetterError(f"{self} is locked by another process", code="no_answer") from error
             if code == sqlite3.SQLITE_FULL:
                 raise DeadLetterError(f"{self}: the disk is full", code="no_answer", advice="free space") from error
@@ -191,15 +187,7 @@ class SqliteLetters:
         return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        give_up = time.monotonic() + _BUSY_SECONDS
-        while True:  # SQLite does not wait when two processes switch a new file at once
-            try:
-                connection.execute("PRAGMA journal_mode = WAL")
-                break
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
-                    raise
-                time.sleep(0.01)
+        use_write_ahead_log(connection, _BUSY_SECONDS)
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("BEGIN IMMEDIATE")
         (kind,) = connection.execute("PRAGMA application_id").fetchone()

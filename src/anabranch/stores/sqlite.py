@@ -263,6 +263,7 @@ def read_uuid(connection: sqlite3.Connection) -> str:
 # L14). A replaced file ends the use of the store: SQLite may have mixed the old file's log into the new file.
 
 BUSY_TIMEOUT_MS: Final = 1_000  # below the default deadline of one store call
+LOCKED: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _WAL_POLL_SECONDS: Final = 0.01
 _WRITES_TOGETHER_MAX: Final = 100
 """In one transaction, because other processes wait for its lock."""
@@ -443,29 +444,16 @@ class Database:
             raise
         return connection
 
+    def _use_write_ahead_log(self, connection: sqlite3.Connection) -> None:
+        if (mode := use_write_ahead_log(connection, BUSY_TIMEOUT_MS / 1000)) != "wal":
+            raise LeaseStoreInvalidError(
+                f"{self.path}: SQLite cannot use a write-ahead log there (the mode stays {mode!r}): "
+                "use a file on a local disk"
+            )
+
     def _open(self, mode: str) -> sqlite3.Connection:
         address = f"file:{quote(str(self.path.absolute()))}?mode={mode}"
         return sqlite3.connect(address, uri=True, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None)
-
-    def _use_write_ahead_log(self, connection: sqlite3.Connection) -> None:
-        """SQLite does not wait when two processes switch a new file at once, so we retry here."""
-        give_up = time.monotonic() + BUSY_TIMEOUT_MS / 1000
-        while True:
-            try:
-                (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-            except sqlite3.OperationalError as error:
-                if _primary_code(error) not in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
-                    raise
-                if time.monotonic() >= give_up:
-                    raise
-                time.sleep(_WAL_POLL_SECONDS)
-                continue
-            if mode != "wal":
-                raise LeaseStoreInvalidError(
-                    f"{self.path}: SQLite cannot use a write-ahead log there (the mode stays {mode!r}): "
-                    "use a file on a local disk"
-                )
-            return
 
     def _keep(self, connection: sqlite3.Connection) -> None:
         found = self.path.stat()
@@ -478,14 +466,26 @@ class Database:
             self._connection = None
 
 
-def _primary_code(error: sqlite3.Error) -> int:
+def use_write_ahead_log(connection: sqlite3.Connection, seconds_max: float) -> str:
+    """Returns the journal mode. SQLite does not wait when two processes switch a new file at once, so we retry here."""
+    give_up = time.monotonic() + seconds_max
+    while True:
+        try:
+            return str(connection.execute("PRAGMA journal_mode = WAL").fetchone()[0])
+        except sqlite3.OperationalError as error:
+            if primary_code(error) not in LOCKED or time.monotonic() >= give_up:
+                raise
+            time.sleep(_WAL_POLL_SECONDS)
+
+
+def primary_code(error: sqlite3.Error) -> int:
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # the upper bits are the extended code
 
 
 def explained(error: sqlite3.Error, path: Path) -> LeaseError:
     """SQLite's error with advice on what to do."""
-    code = _primary_code(error)
-    if code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
+    code = primary_code(error)
+    if code in LOCKED:
         return LeaseStoreError(
             f"{path} was locked by another process for more than {BUSY_TIMEOUT_MS / 1000:g} s: "
             "keep other transactions on it short"

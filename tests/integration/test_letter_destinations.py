@@ -106,7 +106,7 @@ def test_a_letter_can_be_replaced_and_deleted(url):
         one, two = [stored async for stored in box.read()]
         await box.replace(one, replace(one.letter, redrive_count=1))
         await box.delete(two)
-        await box.renew()
+        await box.hold("me")
         await box.let_go()
         await box.close()
         stays = ".fifo" in url  # a new message would be behind the later ones of its key
@@ -134,7 +134,7 @@ def test_only_one_redrive_holds_a_box_until_it_lets_go_or_dies(kind, tmp_path, s
         monkeypatch.setattr("time.time", lambda: now + HOLD_SECONDS + 1)
         await one.hold("one")
         with pytest.raises(DeadLetterError, match="by one"):
-            await two.renew()
+            await two.hold("two")
         await one.close()
         await two.close()
 

@@ -66,12 +66,9 @@ class LetterBox(SizedDestination, Protocol):
         """About how many letters there are."""
 
     async def hold(self, owner: str) -> None:
-        """Keeps others from redriving until `let_go`, or until the hold is not renewed in time. Raises
+        """Keeps others from redriving until `let_go`, or for `HOLD_SECONDS`; call it again to renew the hold. Raises
         `DeadLetterError` with the code `locked` if somebody else holds it.
         """
-
-    async def renew(self) -> None:
-        """Raises as `hold` does if the hold was lost."""
 
     async def let_go(self) -> None: ...
 

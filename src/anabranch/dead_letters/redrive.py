@@ -19,7 +19,7 @@ from pathlib import Path
 from random import SystemRandom
 from time import monotonic, time
 from types import TracebackType
-from typing import Any, BinaryIO, Final, Protocol, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -32,7 +32,6 @@ from anabranch._core.redrive import (
     KILLED,
     LetterFilter,
     LetterGroup,
-    RedriveOutcome,
     RedriveReport,
     RedriveTally,
     begin_delivery,
@@ -72,7 +71,6 @@ _log = logging.getLogger(__name__)
 ALL: Final = LetterFilter()
 REDRIVE_POLICY: Final = Retry(attempts=3, backoff=1.0, backoff_max=60.0)
 _UNREACHABLE_PAUSE_SECONDS: Final = 5.0
-_MOVED: Final = {"reviewed": "went to review", "failed": "stays"}
 _RETRY_SECONDS_MAX: Final = 30.0
 """For how long a failed call to a destination is retried."""
 
@@ -204,36 +202,30 @@ class Redrive:
         """Delivers until no letter is left, or until it is stopped. Raises `DeadLetterError` if the box or the review
         destination fails, or if somebody else holds the box.
         """
-        async with self._holding(owner):
-            try:
-                async with asyncio.TaskGroup() as group:
-                    renewing = group.create_task(self._keep_hold())
-                    while await self._deliver_all(wanted) and self._box.reveals_more and not self._stop.is_set():
-                        pass
-                    renewing.cancel()
-            except BaseExceptionGroup as errors:
-                raise single_cause(errors) or errors from None
+        await self._box.hold(owner)
+        try:
+            async with asyncio.TaskGroup() as group:
+                renewing = group.create_task(self._keep_hold(owner))
+                while await self._deliver_all(wanted) and self._box.reveals_more and not self._stop.is_set():
+                    pass
+                renewing.cancel()
+        except BaseExceptionGroup as errors:
+            raise single_cause(errors) or errors from None
+        finally:
+            with suppress(DeadLetterError):  # it expires by itself
+                await self._box.let_go()
         return self.report
 
     @property
     def report(self) -> RedriveReport:
         return self._tally.report(len(self._box.unreadable))
 
-    @asynccontextmanager
-    async def _holding(self, owner: str) -> AsyncIterator[None]:
-        await self._box.hold(owner)
-        try:
-            yield
-        finally:
-            with suppress(DeadLetterError):  # it expires by itself
-                await self._box.let_go()
-
-    async def _keep_hold(self) -> None:
+    async def _keep_hold(self, owner: str) -> None:
         renewed_at = monotonic()
         while True:
             await asyncio.sleep(HOLD_SECONDS / 3)
             try:
-                await self._box.renew()
+                await self._box.hold(owner)
             except DeadLetterError as error:
                 if error.code == "locked" or not error.retryable or monotonic() - renewed_at > HOLD_SECONDS * 0.8:
                     raise
@@ -326,25 +318,20 @@ class Redrive:
     async def _settle_failed(
         self, stored: StoredLetter, whole: Letter, failure: Failure, calls_at: tuple[float, ...]
     ) -> None:
-        outcome = await self._move(stored, whole, failure, calls_at)
-        text = f"{failure.error_type}: {failure.message}"
-        self._tally.settle(stored.letter, outcome, text)
-        _log.warning("the letter of record %s failed again, and %s: %s", stored.letter.place, _MOVED[outcome], text)
-
-    async def _move(
-        self, stored: StoredLetter, whole: Letter, failure: Failure, calls_at: tuple[float, ...]
-    ) -> RedriveOutcome:
         """Moves the letter to the review destination. Without one, counts the failure in the stored letter, which keeps
         the message and the stack of its first failure.
         """
-        review, latest = self._review, failed_again(whole, failure, calls_at)
+        review, latest, letter = self._review, failed_again(whole, failure, calls_at), stored.letter
+        text = f"{failure.error_type}: {failure.message}"
         if review is not None:
             pointer = await self._retry(lambda: review.write(latest))
             await self._remove(stored, with_overflow=pointer is None)  # otherwise both may point to one object
-            return "reviewed"
-        counted = with_counts(stored.letter, latest)
-        await self._retry(lambda: self._box.replace(stored, counted))
-        return "failed"
+            self._tally.settle(letter, "reviewed", text)
+            _log.warning("the letter of record %s failed again, and went to review: %s", letter.place, text)
+        else:
+            await self._retry(lambda: self._box.replace(stored, with_counts(letter, latest)))
+            self._tally.settle(letter, "failed", text)
+            _log.warning("the letter of record %s failed again, and stays: %s", letter.place, text)
 
     async def _remove(self, stored: StoredLetter, *, with_overflow: bool = True) -> None:
         await self._retry(lambda: self._box.delete(stored))
@@ -373,8 +360,7 @@ class Redrive:
         await self._is_stopped_within(start - now)
 
     async def _is_stopped_within(self, seconds: float) -> bool:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._stop.wait(), max(0.0, seconds))
+        await _wait(self._stop, seconds)
         return self._stop.is_set()
 
 
@@ -448,27 +434,21 @@ class DeadLetters:
         """Writes whole letters to a file, one JSON object per line. Returns their number. The file is complete, or not
         there. A letter whose object in the overflow is gone has no payload, and `overflow` names the object.
         """
-        path = Path(path)
+        path, count = Path(path), 0
         unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
         try:
             with unfinished.open("wb") as file:
-                count = await self._export(file, where)
+                async with self._reading() as box, aclosing(_matching(box, where)) as found:
+                    async for stored in found:
+                        letter = await self._whole_if_possible(stored)
+                        if (pointer := letter.overflow) is not None:
+                            text = "the letter of record %s has no payload: %s is gone, or no letter"
+                            _log.warning(text, letter.place, pointer)
+                        file.write(encode_letter(letter) + b"\n")
+                        count += 1
             unfinished.replace(path)
         finally:
             unfinished.unlink(missing_ok=True)
-        return count
-
-    async def _export(self, file: BinaryIO, where: LetterFilter) -> int:
-        count = 0
-        async with self._reading() as box, aclosing(_matching(box, where)) as found:
-            async for stored in found:
-                letter = await self._whole_if_possible(stored)
-                if (pointer := letter.overflow) is not None:
-                    _log.warning(
-                        "the letter of record %s has no payload: %s is gone, or no letter", letter.place, pointer
-                    )
-                file.write(encode_letter(letter) + b"\n")
-                count += 1
         return count
 
     async def _whole_if_possible(self, stored: StoredLetter) -> Letter:
@@ -497,20 +477,15 @@ class DeadLetters:
         """Deletes letters for good. Returns their number."""
         count = 0
         async with self._reading() as box:
-            while deleted := await self._delete(box, where):
-                count += deleted
-                if not box.reveals_more:
-                    break
-        return count
-
-    async def _delete(self, box: LetterBox, where: LetterFilter) -> int:
-        count = 0
-        async with aclosing(_matching(box, where)) as found:
-            async for stored in found:
-                await box.delete(stored)
-                await delete_overflow(stored.letter, self._aws)
-                count += 1
-        return count
+            while True:
+                before = count
+                async with aclosing(_matching(box, where)) as found:
+                    async for stored in found:
+                        await box.delete(stored)
+                        await delete_overflow(stored.letter, self._aws)
+                        count += 1
+                if count == before or not box.reveals_more:
+                    return count
 
     async def redrive(
         self,

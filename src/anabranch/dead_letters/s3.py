@@ -116,10 +116,6 @@ class S3Letters:
             raise DeadLetterError(f"{self} is being redriven by somebody else", code="locked", advice="wait")
         self._owner, self._lock_tag = owner, tag
 
-    async def renew(self) -> None:
-        assert self._owner is not None
-        await self.hold(self._owner)
-
     async def let_go(self) -> None:
         if self._owner is not None:
             body = json.dumps({"owner": self._owner, "expires_seconds": 0}).encode()

@@ -93,10 +93,7 @@ class SqsLetters:
         answer = await self._call("GetQueueAttributes", QueueUrl=queue.url, AttributeNames=wanted)
         return int(answer["Attributes"]["ApproximateNumberOfMessages"])
 
-    async def hold(self, owner: str) -> None:
-        """Each message is held when it is received."""
-
-    async def renew(self) -> None:
+    async def hold(self, owner: str) -> None:  # noqa: ARG002 -- whoever receives a message holds it
         self._renewed_at = monotonic()
         await self._change_visibility(round(HOLD_SECONDS))
 
@@ -104,12 +101,11 @@ class SqsLetters:
         """A large queue takes longer to read than its messages are held."""
         if monotonic() - self._renewed_at > HOLD_SECONDS / 3:
             with suppress(DeadLetterError):  # messages that become visible meanwhile are recognised
-                await self.renew()
+                await self.hold("")
 
     async def let_go(self) -> None:
-        if self._receipts:
-            await self._change_visibility(0)
-            self._receipts.clear()
+        await self._change_visibility(0)
+        self._receipts.clear()
 
     async def read(self) -> AsyncGenerator[StoredLetter, None]:
         """In rounds, each in stream order. A FIFO queue hides what follows a held message of the same key until that
@@ -199,9 +195,10 @@ class SqsLetters:
                 del self._receipts[message_id]
 
     async def _change_visibility(self, seconds: int) -> None:
-        """Ignores the entries that fail: those messages are gone."""
+        """Of all messages that we hold. Ignores the entries that fail: those messages are gone."""
+        if not (receipts := list(self._receipts.values())):
+            return
         queue = await self._opened()
-        receipts = list(self._receipts.values())
         entries = [
             {"Id": str(number % 10), "ReceiptHandle": receipt, "VisibilityTimeout": seconds}
             for number, receipt in enumerate(receipts)

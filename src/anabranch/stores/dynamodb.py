@@ -59,7 +59,6 @@ from anabranch._model.leases import (
     StatusRow,
     StreamRow,
 )
-from anabranch._model.streams import TRIM_HORIZON
 from anabranch._ports import LeaseStore
 from anabranch.config import Aws
 from anabranch.errors import (
@@ -79,7 +78,7 @@ from anabranch.errors import (
     TransportError,
     UsageError,
 )
-from anabranch.stores.row_codec import CODECS, Columns
+from anabranch.stores.row_codec import CODECS
 from anabranch.stores.row_store import Kind, Row, requested
 
 _log = logging.getLogger(__name__)
@@ -133,15 +132,13 @@ class _Shape:
     version are kept as they are.
     """
 
-    def __init__(self, kind: Kind, example: Row, *, in_key: tuple[str, ...] = (), count: str = "") -> None:
-        """`in_key` are the columns that the item's key has. `example` has the defaults. `count` is the attribute of the
-        row's version.
-        """
+    def __init__(self, kind: Kind, *, in_key: tuple[str, ...] = (), count: str = "") -> None:
+        """`in_key` are the columns that the item's key has. `count` is the attribute of the row's version."""
         renamed = _RENAMED | {"count": count}
         self._codec = CODECS[kind]
         self._in_key = in_key
         self._fields = {name: renamed.get(name, name) for name in self._codec.columns if name not in in_key}
-        self._defaults = self._codec.fields(example)
+        self._defaults = self._codec.defaults
         self._known = {*self._fields.values(), *_NOT_FIELDS}
 
     def values(self, row: Row) -> dict[str, Any]:
@@ -159,7 +156,7 @@ class _Shape:
             found[attribute] = value
         return found
 
-    def row(self, item: Item, key: Columns) -> Any:
+    def row(self, item: Item, key: tuple[str | int, ...]) -> Any:
         """`key` has the columns that are in the item's key."""
         column = self._defaults | dict(zip(self._in_key, key, strict=True))
         for name, attribute in self._fields.items():
@@ -173,19 +170,12 @@ class _Shape:
         return self._codec.row(column, {name: value for name, value in item.items() if name not in self._known})
 
 
-_APP: Final = _Shape("app", AppRow(app="", app_id="", created_wall_ms=-1))
-_STREAM: Final = _Shape(
-    "stream",
-    StreamRow(stream_key="", name="", arn="", created_seconds=0.0, origin=TRIM_HORIZON),
-    in_key=("stream",),
-    count="version",
-)
-_LEASE: Final = _Shape(
-    "lease", LeaseRow(key=LeaseKey("", 0, "")), in_key=("stream", "generation", "shard"), count="lease_count"
-)
-_MEMBER: Final = _Shape("member", MemberRow(member_id="", expiry_ms=0, protocol=""), in_key=("member", "wanted"))
-_STATUS: Final = _Shape("status", StatusRow(member_id="", revision=0), in_key=("member",))
-_COMMAND: Final = _Shape("command", ControlRow(command_id="", action=""), in_key=("command",))
+_APP: Final = _Shape("app")
+_STREAM: Final = _Shape("stream", in_key=("stream",), count="version")
+_LEASE: Final = _Shape("lease", in_key=("stream", "generation", "shard"), count="lease_count")
+_MEMBER: Final = _Shape("member", in_key=("member", "wanted"))
+_STATUS: Final = _Shape("status", in_key=("member",))
+_COMMAND: Final = _Shape("command", in_key=("command",))
 
 
 _HEARTBEAT_FIELDS: Final = (

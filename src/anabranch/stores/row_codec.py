@@ -6,7 +6,7 @@ added is not among them: a store keeps a row's `extra` beside its fields.
 """
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, cast, get_args
+from typing import Any, Final, cast, get_args
 
 import msgspec
 
@@ -15,6 +15,7 @@ from anabranch._model.hash_keys import HashKeyRange, parse_hash_key
 from anabranch._model.leases import (
     AppRow,
     ControlRow,
+    LeaseKey,
     LeaseRow,
     MemberRow,
     OpenKey,
@@ -23,29 +24,30 @@ from anabranch._model.leases import (
     Stopped,
     StreamRow,
 )
-from anabranch._model.streams import Position, StartingPosition, at_timestamp
+from anabranch._model.streams import TRIM_HORIZON, Position, StartingPosition, at_timestamp
 from anabranch.reasons import parse_reason
 from anabranch.stores.row_store import KINDS, Kind, Row
 
-Columns = tuple[Any, ...]
 Fields = dict[str, Any]
 
 
-class RowCodec(NamedTuple):
-    row_type: type[Row]
-    columns: tuple[str, ...]
-    flatten: Callable[[Any], Columns]
-    """The values of a row's columns."""
-    unflatten: Callable[[Fields], Fields]
-    """From the columns, the fields of the row that are stored in another form or under another name."""
+class RowCodec:
+    """The fields of the rows of one kind."""
 
-    def fields(self, row: Row) -> Fields:
-        return dict(zip(self.columns, self.flatten(row), strict=True))
+    def __init__(self, example: Row, fields: Callable[[Any], Fields], parse: Callable[[Fields], Fields]) -> None:
+        """`fields` makes the stored fields of a row. `parse` is given them, and returns those of the row that are
+        stored in another form or under another name. `example` is a row with the defaults.
+        """
+        self.fields = fields
+        self.defaults = fields(example)
+        self.columns = tuple(self.defaults)
+        self._row_type = type(example)
+        self._parse = parse
 
     def row(self, fields: Fields, extra: Fields) -> Any:
         """Raises `ValueError` if they are not the fields of a row."""
         try:
-            return msgspec.convert(fields | self.unflatten(fields) | {"extra": extra}, self.row_type)
+            return msgspec.convert(fields | self._parse(fields) | {"extra": extra}, self._row_type)
         except (AttributeError, TypeError) as error:
             raise ValueError(f"a field has a value of another type: {error}") from error
 
@@ -71,33 +73,29 @@ def _json(value: object) -> str:
 
 
 # applications
-_APP_COLUMNS: Final = ("app", "id", "created_wall_ms", "incarnation", "watch", "place", "other_store")
+def _app_fields(row: AppRow) -> Fields:
+    return {
+        "app": row.app, "id": row.app_id, "created_wall_ms": row.created_wall_ms, "incarnation": row.incarnation,
+        "watch": row.watch, "place": row.place, "other_store": row.other_store,
+    }  # fmt: skip
 
 
-def _app_columns(row: AppRow) -> Columns:
-    return row.app, row.app_id, row.created_wall_ms, row.incarnation, row.watch, row.place, row.other_store
-
-
-def _app_fields(column: Fields) -> Fields:
+def _parse_app(column: Fields) -> Fields:
     return {"app_id": column["id"]}
 
 
 # streams
-_STREAM_COLUMNS: Final = (
-    "stream", "name", "arn", "created_seconds", "origin", "generation", "bootstrapped",
-    "consumer_name", "consumer_arn", "consumer_state", "count",
-)  # fmt: skip
-
-
-def _stream_columns(row: StreamRow) -> Columns:
+def _stream_fields(row: StreamRow) -> Fields:
     fanout = row.fanout
-    return (
-        row.stream_key, row.name, row.arn, row.created_seconds, _start_text(row.origin), row.generation,
-        int(row.bootstrapped), fanout and fanout.name, fanout and fanout.arn, fanout and fanout.state, row.version,
-    )  # fmt: skip
+    return {
+        "stream": row.stream_key, "name": row.name, "arn": row.arn, "created_seconds": row.created_seconds,
+        "origin": _start_text(row.origin), "generation": row.generation, "bootstrapped": int(row.bootstrapped),
+        "consumer_name": fanout and fanout.name, "consumer_arn": fanout and fanout.arn,
+        "consumer_state": fanout and fanout.state, "count": row.version,
+    }  # fmt: skip
 
 
-def _stream_fields(column: Fields) -> Fields:
+def _parse_stream(column: Fields) -> Fields:
     name, arn, state = (column[f"consumer_{part}"] for part in ("name", "arn", "state"))
     return {
         "stream_key": column["stream"],
@@ -109,30 +107,28 @@ def _stream_fields(column: Fields) -> Fields:
 
 
 # leases
-_LEASE_COLUMNS: Final = (
-    "stream", "generation", "shard", "owner", "count", "checkpoint", "completed", "epoch",
-    "starts_at", "waits_for", "hash_key_range", "frontier", "open_keys", "seek_epoch", "order_mode",
-    "seen_through_seconds", "finish_reason", "children", "stopped_reason", "stopped_position", "stopped_partition_key",
-    "stopped_member", "stopped_wall_ms", "paused", "takes_without_progress", "records_handled", "checkpointed_wall_ms",
-)  # fmt: skip
-
-
-def _lease_columns(row: LeaseRow) -> Columns:
+def _lease_fields(row: LeaseRow) -> Fields:
     checkpoint, finish, stopped = row.checkpoint, row.finish, row.stopped
-    return (
-        row.key.stream_key, row.key.generation, row.key.shard_id, row.owner, row.version,
-        _position_text(checkpoint.watermark), int(row.is_finished), row.epoch, _start_text(row.start),
-        _json(row.waits_for), _range_text(row.hash_key_range), _position_text(checkpoint.frontier),
-        _json([_stored_open_key(key) for key in checkpoint.open_keys]),
-        checkpoint.seek_epoch, checkpoint.order, checkpoint.seen_through_seconds,
-        finish and finish.reason, _json(finish.children if finish else ()),
-        stopped and _json(stopped.reason), stopped and _position_text(stopped.position),
-        stopped and stopped.partition_key, stopped and stopped.member_id, stopped and stopped.at_wall_ms,
-        int(row.paused), row.takes_without_progress, row.records_handled, row.checkpointed_at_wall_ms,
-    )  # fmt: skip
+    return {
+        "stream": row.key.stream_key, "generation": row.key.generation, "shard": row.key.shard_id,
+        "owner": row.owner, "count": row.version, "checkpoint": _position_text(checkpoint.watermark),
+        "completed": int(row.is_finished), "epoch": row.epoch, "starts_at": _start_text(row.start),
+        "waits_for": _json(row.waits_for), "hash_key_range": _range_text(row.hash_key_range),
+        "frontier": _position_text(checkpoint.frontier),
+        "open_keys": _json([_stored_open_key(key) for key in checkpoint.open_keys]),
+        "seek_epoch": checkpoint.seek_epoch, "order_mode": checkpoint.order,
+        "seen_through_seconds": checkpoint.seen_through_seconds,
+        "finish_reason": finish and finish.reason, "children": _json(finish.children if finish else ()),
+        "stopped_reason": stopped and _json(stopped.reason),
+        "stopped_position": stopped and _position_text(stopped.position),
+        "stopped_partition_key": stopped and stopped.partition_key, "stopped_member": stopped and stopped.member_id,
+        "stopped_wall_ms": stopped and stopped.at_wall_ms, "paused": int(row.paused),
+        "takes_without_progress": row.takes_without_progress, "records_handled": row.records_handled,
+        "checkpointed_wall_ms": row.checkpointed_at_wall_ms,
+    }  # fmt: skip
 
 
-def _lease_fields(column: Fields) -> Fields:
+def _parse_lease(column: Fields) -> Fields:
     return {
         "key": _key(column),
         "start": _start(column["starts_at"]),
@@ -187,21 +183,17 @@ def _open_keys(text: str) -> list[Fields]:
 
 
 # members
-_MEMBER_COLUMNS: Final = (
-    "member", "counter", "state", "expiry_ms", "protocol", "order_mode", "streams", "shards_max", "load",
-    "change_count", "changed", "reads_healthy", "draining", "wanted", "joined_wall_ms",
-)  # fmt: skip
+def _member_fields(row: MemberRow) -> Fields:
+    return {
+        "member": row.member_id, "counter": row.counter, "state": row.state, "expiry_ms": row.expiry_ms,
+        "protocol": row.protocol, "order_mode": row.order, "streams": " ".join(row.streams),
+        "shards_max": row.shards_max, "load": row.load, "change_count": row.change_count,
+        "changed": " ".join(row.changed), "reads_healthy": int(row.reads_healthy), "draining": int(row.draining),
+        "wanted": " ".join(row.wanted), "joined_wall_ms": row.joined_wall_ms,
+    }  # fmt: skip
 
 
-def _member_columns(row: MemberRow) -> Columns:
-    return (
-        row.member_id, row.counter, row.state, row.expiry_ms, row.protocol, row.order, " ".join(row.streams),
-        row.shards_max, row.load, row.change_count, " ".join(row.changed), int(row.reads_healthy), int(row.draining),
-        " ".join(row.wanted), row.joined_wall_ms,
-    )  # fmt: skip
-
-
-def _member_fields(column: Fields) -> Fields:
+def _parse_member(column: Fields) -> Fields:
     return {
         "member_id": column["member"],
         "order": column["order_mode"],
@@ -213,19 +205,15 @@ def _member_fields(column: Fields) -> Fields:
     }
 
 
-_STATUS_COLUMNS: Final = (
-    "member", "revision", "shard_count", "stalled_count", "millis_behind_latest", "records_per_second", "shards",
-)  # fmt: skip
+def _status_fields(row: StatusRow) -> Fields:
+    return {
+        "member": row.member_id, "revision": row.revision, "shard_count": row.shard_count,
+        "stalled_count": row.stalled_count, "millis_behind_latest": row.millis_behind_latest,
+        "records_per_second": row.records_per_second, "shards": shards_json(row.shards),
+    }  # fmt: skip
 
 
-def _status_columns(row: StatusRow) -> Columns:
-    return (
-        row.member_id, row.revision, row.shard_count, row.stalled_count, row.millis_behind_latest,
-        row.records_per_second, shards_json(row.shards),
-    )  # fmt: skip
-
-
-def _status_fields(column: Fields) -> Fields:
+def _parse_status(column: Fields) -> Fields:
     shards = [_shard_status(*stored) for stored in _SHARDS.decode(column["shards"])]
     return {"member_id": column["member"], "shards": shards}
 
@@ -237,21 +225,17 @@ def _shard_status(lease: object, reason: object = None, *rest: object) -> ShardS
 
 
 # commands
-_CONTROL_COLUMNS: Final = (
-    "command", "action", "stream", "generation", "shard", "arguments", "requested_by", "requested_wall_ms", "state",
-    "result",
-)  # fmt: skip
-
-
-def _control_columns(row: ControlRow) -> Columns:
+def _control_fields(row: ControlRow) -> Fields:
     key = row.key
-    return (
-        row.command_id, row.action, key and key.stream_key, key and key.generation, key and key.shard_id,
-        _json(row.arguments), row.requested_by, row.requested_wall_ms, row.state, row.result,
-    )  # fmt: skip
+    return {
+        "command": row.command_id, "action": row.action, "stream": key and key.stream_key,
+        "generation": key and key.generation, "shard": key and key.shard_id, "arguments": _json(row.arguments),
+        "requested_by": row.requested_by, "requested_wall_ms": row.requested_wall_ms, "state": row.state,
+        "result": row.result,
+    }  # fmt: skip
 
 
-def _control_fields(column: Fields) -> Fields:
+def _parse_control(column: Fields) -> Fields:
     return {
         "command_id": column["command"],
         "key": None if column["stream"] is None else _key(column),
@@ -294,12 +278,16 @@ def _start(text: str) -> StartingPosition:
 
 
 CODECS: Final[dict[Kind, RowCodec]] = {
-    "app": RowCodec(AppRow, _APP_COLUMNS, _app_columns, _app_fields),
-    "stream": RowCodec(StreamRow, _STREAM_COLUMNS, _stream_columns, _stream_fields),
-    "lease": RowCodec(LeaseRow, _LEASE_COLUMNS, _lease_columns, _lease_fields),
-    "member": RowCodec(MemberRow, _MEMBER_COLUMNS, _member_columns, _member_fields),
-    "status": RowCodec(StatusRow, _STATUS_COLUMNS, _status_columns, _status_fields),
-    "command": RowCodec(ControlRow, _CONTROL_COLUMNS, _control_columns, _control_fields),
+    "app": RowCodec(AppRow(app="", app_id="", created_wall_ms=-1), _app_fields, _parse_app),
+    "stream": RowCodec(
+        StreamRow(stream_key="", name="", arn="", created_seconds=0.0, origin=TRIM_HORIZON),
+        _stream_fields,
+        _parse_stream,
+    ),
+    "lease": RowCodec(LeaseRow(key=LeaseKey("", 0, "")), _lease_fields, _parse_lease),
+    "member": RowCodec(MemberRow(member_id="", expiry_ms=0, protocol=""), _member_fields, _parse_member),
+    "status": RowCodec(StatusRow(member_id="", revision=0), _status_fields, _parse_status),
+    "command": RowCodec(ControlRow(command_id="", action=""), _control_fields, _parse_control),
 }
 
 

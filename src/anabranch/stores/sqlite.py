@@ -32,7 +32,7 @@ from msgspec.structs import replace
 
 from anabranch._model.leases import AppRow, MemberRow, Poll
 from anabranch.errors import LeaseError, LeaseStoreError, LeaseStoreInvalidError, UsageError
-from anabranch.stores.row_codec import CODECS, Columns
+from anabranch.stores.row_codec import CODECS
 from anabranch.stores.row_store import Changed, Found, Kind, Row, RowKey, RowLeaseStore, Scope, Update
 
 _log = logging.getLogger(__name__)
@@ -136,15 +136,15 @@ class Table:
         self._codec = CODECS[kind]
         self._is_of_apps = kind == "app"
         place, own = ("application", "app_id"), self._codec.columns
-        self.columns = (*place, *(own[len(place) :] if self._is_of_apps else own), "extra")
-        key = self.columns[:key_width]
-        names = ", ".join(self.columns)
-        marks = ", ".join("?" * len(self.columns))
+        columns = (*place, *(own[len(place) :] if self._is_of_apps else own), "extra")
+        key = columns[:key_width]
+        names = ", ".join(columns)
+        marks = ", ".join("?" * len(columns))
         where = " AND ".join(f"{column} = ?" for column in key)
         scope = " AND ".join(f"{column} = ?" for column in key[:2])
         order = f" ORDER BY {', '.join(key)}"
         definitions = [
-            f"{column} {_type(column)}{'' if column in nullable else ' NOT NULL'}" for column in self.columns
+            f"{column} {_type(column)}{'' if column in nullable else ' NOT NULL'}" for column in columns
         ]
         body = f"{', '.join(definitions)}, PRIMARY KEY ({', '.join(key)})"
         # All names are constants of this module; values are always bound.
@@ -167,16 +167,16 @@ class Table:
     def put(self, connection: sqlite3.Connection, key: RowKey, row: Row) -> None:
         place = () if self._is_of_apps else (key.app, key.app_id)
         extra = msgspec.json.encode(row.extra).decode()
-        connection.execute(self._put, (*place, *self._codec.flatten(row), extra))
+        connection.execute(self._put, (*place, *self._codec.fields(row).values(), extra))
 
     def delete(self, connection: sqlite3.Connection, key: RowKey) -> None:
         connection.execute(self._delete, self._place(key))
 
-    def _place(self, place: RowKey | Scope) -> Columns:
+    def _place(self, place: RowKey | Scope) -> tuple[Any, ...]:
         name = place.name if isinstance(place, RowKey) else ()
         return (place.app,) if self._is_of_apps else (place.app, place.app_id, *name)
 
-    def _row(self, found: Columns) -> Any:
+    def _row(self, found: tuple[Any, ...]) -> Any:
         *values, extra = found if self._is_of_apps else found[2:]
         try:
             return self._codec.row(dict(zip(self._codec.columns, values, strict=True)), msgspec.json.decode(extra))

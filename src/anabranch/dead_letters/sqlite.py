@@ -17,7 +17,14 @@ from anabranch._daemon_threads import DaemonThreads
 from anabranch.dead_letters.destinations import HOLD_SECONDS, StoredLetter
 from anabranch.errors import CodecError, DeadLetterError, LeaseStoreInvalidError, UsageError
 from anabranch.letters import Letter, decode_letter, encode_letter, stream_order
-from anabranch.stores.sqlite import LOCKED, check_place, file_system, primary_code, use_write_ahead_log
+from anabranch.stores.sqlite import (
+    LOCKED,
+    check_place,
+    file_system,
+    primary_code,
+    sqlite_url,
+    use_write_ahead_log,
+)
 
 T = TypeVar("T")
 
@@ -59,7 +66,7 @@ class SqliteLetters:
         self._is_closed = False
 
     def __str__(self) -> str:
-        return f"sqlite://{self.path.absolute()}"
+        return sqlite_url(self.path)
 
     async def check(self, retention_hours: int) -> list[str]:  # noqa: ARG002 -- a file keeps letters forever
         try:

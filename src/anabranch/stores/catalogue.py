@@ -17,7 +17,7 @@ from anabranch.stores.dynamodb import DynamoDbLeaseStore
 from anabranch.stores.memory import MemoryLeaseStore
 from anabranch.stores.redis import RedisLeaseStore
 from anabranch.stores.s3 import S3LeaseStore
-from anabranch.stores.sqlite import SqliteLeaseStore, applications_in
+from anabranch.stores.sqlite import SqliteLeaseStore
 from anabranch.stores.urls import EMBEDDED_SUFFIX, embedded_file, embedded_folder, leases_from, open_store, shown_url
 
 T = TypeVar("T")
@@ -40,20 +40,18 @@ async def stored_applications(
 ) -> list[StoredApplication]:
     """The applications in the store at the URL; without one, in that of ANABRANCH_LEASES or in the embedded stores."""
     leases = leases or leases_from(environ)
+    stores: list[LeaseStore] = []
     if leases is not None:
-        store = open_store(leases, "", aws)
-        names: list[str] = []
-        if isinstance(store, SqliteLeaseStore):
-            names = await applications_in(store.path)
-        elif isinstance(store, DynamoDbLeaseStore | RedisLeaseStore | S3LeaseStore):
+        stores = [open_store(leases, "", aws)]
+    else:
+        stores += [SqliteLeaseStore(path, "") for path in sorted(embedded_folder(environ).glob(f"*{EMBEDDED_SUFFIX}"))]
+    found: list[StoredApplication] = []
+    for store in stores:
+        if isinstance(store, SqliteLeaseStore | DynamoDbLeaseStore | RedisLeaseStore | S3LeaseStore):
             try:
-                names = await store.applications()
+                found += [StoredApplication(name, leases or str(store)) for name in await store.applications()]
             finally:
                 await store.close()
-        return [StoredApplication(name, leases) for name in names]
-    found: list[StoredApplication] = []
-    for path in sorted(embedded_folder(environ).glob(f"*{EMBEDDED_SUFFIX}")):
-        found += [StoredApplication(name, f"sqlite://{path}") for name in await applications_in(path)]
     return found
 
 

@@ -45,7 +45,8 @@ NETWORK: Final = frozenset({
 })  # fmt: skip
 _PASSED_THROUGH: Final = frozenset({"drvfs", "fuse", "fuseblk", "prl_fs", "vboxsf", "virtiofs"})
 _FORGETFUL: Final = frozenset({"overlay", "ramfs", "tmpfs"})
-_OCTAL = re.compile(r"\\([0-7]{3})")  # /proc/mounts escapes spaces in names
+_SPECIAL: Final = re.compile("[%?#]")
+_OCTAL: Final = re.compile(r"\\([0-7]{3})")  # /proc/mounts escapes spaces in names
 
 
 def file_system(path: Path, mounts: str | None = None) -> str | None:
@@ -66,6 +67,11 @@ def file_system(path: Path, mounts: str | None = None) -> str | None:
         if inside and len(point) >= len(best):  # the later of two mounts hides the earlier one
             best, kind = point, fields[2]
     return kind
+
+
+def sqlite_url(path: Path) -> str:
+    """Names the file when it is parsed again: the file of an application may have a % in its name."""
+    return f"sqlite://{_SPECIAL.sub(lambda match: quote(match[0]), str(path.absolute()))}"
 
 
 def has_true_locks(kind: str | None) -> bool:
@@ -143,9 +149,7 @@ class Table:
         where = " AND ".join(f"{column} = ?" for column in key)
         scope = " AND ".join(f"{column} = ?" for column in key[:2])
         order = f" ORDER BY {', '.join(key)}"
-        definitions = [
-            f"{column} {_type(column)}{'' if column in nullable else ' NOT NULL'}" for column in columns
-        ]
+        definitions = [f"{column} {_type(column)}{'' if column in nullable else ' NOT NULL'}" for column in columns]
         body = f"{', '.join(definitions)}, PRIMARY KEY ({', '.join(key)})"
         # All names are constants of this module; values are always bound.
         self.create = f"CREATE TABLE IF NOT EXISTS {name} ({body}) WITHOUT ROWID"
@@ -609,7 +613,7 @@ class SqliteLeaseStore(RowLeaseStore):
         self._locks_are_true = False
 
     def __str__(self) -> str:
-        return f"sqlite://{self.path.absolute()}"
+        return sqlite_url(self.path)
 
     # the primitives
     async def identity(self) -> str:
@@ -680,6 +684,13 @@ class SqliteLeaseStore(RowLeaseStore):
     async def leftovers(self) -> Sequence[str]:
         return await super().leftovers() if await self._main.exists() else ()
 
+    async def applications(self) -> list[str]:
+        """The applications in the file, sorted. Creates nothing."""
+        if not await self._main.exists():
+            return []
+        query = "SELECT application FROM anabranch_applications ORDER BY application"
+        return await self._main.read(lambda connection: [name for (name,) in connection.execute(query)])
+
     # members
     async def register_member(self, row: MemberRow) -> MemberRow:
         await self._workers.run(partial(self._presence.announce, row.member_id))
@@ -714,15 +725,3 @@ def _get(keys: Sequence[RowKey], connection: sqlite3.Connection) -> list[Row | N
 
 def _scan(scopes: Sequence[Scope], connection: sqlite3.Connection) -> list[Row | None]:
     return [row for scope in scopes for row in TABLES[scope.kind].scan(connection, scope)]
-
-
-async def applications_in(path: Path) -> list[str]:
-    """The applications in a lease file, sorted. Empty if the file or our tables do not exist; creates nothing."""
-    database = Database(path, LEASES, synchronous="FULL", thread_name="anabranch-catalogue")
-    try:
-        if not await database.exists():
-            return []
-        query = "SELECT application FROM anabranch_applications ORDER BY application"
-        return await database.read(lambda connection: [name for (name,) in connection.execute(query)])
-    finally:
-        await database.close()

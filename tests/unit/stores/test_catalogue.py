@@ -10,7 +10,7 @@ from anabranch.stores.catalogue import StoredApplication, find_store, stored_app
 from anabranch.stores.dynamodb import DynamoDbLeaseStore
 from anabranch.stores.memory import MemoryLeaseStore
 from anabranch.stores.sqlite import SqliteLeaseStore
-from anabranch.stores.urls import embedded_file
+from anabranch.stores.urls import embedded_file, open_store
 from memory_dynamodb import MemoryClients, MemoryDynamoDb
 
 
@@ -40,6 +40,10 @@ def test_embedded_stores_are_found_by_what_is_in_them(tmp_path):
         found = await stored_applications(None, environ)
         assert sorted(one.app for one in found) == ["a/b", "billing"]
         assert found[1].leases == f"sqlite://{tmp_path}/anabranch/billing.db"
+        for one in found:
+            store = open_store(one.leases, one.app)
+            assert (await store.read_app()).app == one.app
+            await store.close()
 
     run(main())
 

@@ -85,11 +85,11 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
     written_seconds: float
     """When the letter was made."""
     recovered: bool = False
-    """A new owner wrote it, because the last one crashed while it wrote. It does not know message and stack."""
+    """Whether a new owner wrote it after the last one crashed during the write. It has no message and no stack."""
     redrive_count: int = 0
     """How often it was redriven, and failed again."""
     redrives_cut_off: int = 0
-    """How many redrives have begun to deliver it since then and have not come to an end: their processes died."""
+    """How many redrives since then began to deliver it and did not finish, because their process died."""
     overflow: str | None = None
     """Where the whole letter is, if it was too large for its destination."""
     schema_version: int = SCHEMA_VERSION
@@ -98,7 +98,7 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def place(self) -> str:
-        """The record, as people name it."""
+        """Names the record in messages: stream, shard and sequence number."""
         sub = "" if self.sub_sequence_number == BEFORE_FIRST_SUB else f":{self.sub_sequence_number}"
         return f"{self.stream}/{self.shard_id} {self.sequence_number}{sub}"
 

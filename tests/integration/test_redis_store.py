@@ -57,7 +57,7 @@ def opened(url):
     [
         (["--appendonly", "no"], "appendonly is 'no', so a restart loses writes"),
         (["--maxmemory-policy", "allkeys-lru"], "maxmemory-policy is 'allkeys-lru', so rows are evicted"),
-        (["--rename-command", "CONFIG", ""], "it does not tell whether it keeps what it acknowledged"),
+        (["--rename-command", "CONFIG", ""], "it is unknown whether it keeps acknowledged writes"),
     ],
 )
 def test_a_server_that_may_lose_rows_is_refused_unless_the_loss_is_accepted(tmp_path, settings, words):

@@ -46,7 +46,7 @@ class DynamoDbClient:
         return await self._service.call("calls", operation, encode_request(body), _read, repeatable=repeatable)
 
     async def write(self, operation: str, body: dict[str, Any], *, repeatable: bool) -> WriteOutcome:
-        """A PutItem, UpdateItem or DeleteItem. `repeatable`: sent twice, it gives the same answer."""
+        """A PutItem, UpdateItem or DeleteItem. `repeatable`: sent twice, it has the same result."""
         return await self._service.call(
             "calls", operation, encode_request(body), _written, repeatable=repeatable, refused=_refused
         )

@@ -83,7 +83,7 @@ class AwsService:
     ) -> T:
         """`decode` turns a successful response into a value. `repeatable`: the call is safe to send twice. `refused`
         turns an error response into a value if it is an outcome, such as a failed condition. `has_room`: asked before a
-        large body is received; if not, `NoRoomError` is raised.
+        large body is received; if it returns false, `NoRoomError` is raised.
         """
 
         def accept(response: ClientResponse) -> T:

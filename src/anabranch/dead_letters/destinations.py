@@ -1,6 +1,6 @@
-"""What a destination of dead letters is, and those that need little code: a folder, a Kinesis stream, a function.
+"""The protocols of dead-letter destinations, and the small destinations: a folder, a Kinesis stream, a function.
 
-What AWS answers becomes a `DeadLetterError` here.
+Errors of AWS become `DeadLetterError` here.
 """
 
 import asyncio
@@ -60,10 +60,10 @@ class LetterBox(SizedDestination, Protocol):
     reveals_more: bool
     """Whether deleting letters makes later ones visible. If so, callers read again until nothing is left."""
     unreadable: list[str]
-    """What was found that is not a letter. It is left there, and reported."""
+    """Describes what was found that is not a letter. It stays there, and is reported."""
 
     async def count(self) -> int:
-        """About how many letters there are."""
+        """The approximate number of letters."""
 
     async def hold(self, owner: str) -> None:
         """Keeps others from redriving until `let_go`, or for `HOLD_SECONDS`; call it again to renew the hold. Raises
@@ -105,7 +105,7 @@ _MISSING: Final = frozenset(
 
 
 def translated(error: AnabranchError, where: str) -> DeadLetterError:
-    """A failed call to AWS, as what it means for dead letters."""
+    """The `DeadLetterError` for a failed call to AWS."""
     if isinstance(error, DeadLetterError):
         return error
     if isinstance(error, ThrottledError):
@@ -179,7 +179,7 @@ class FolderLetters:
 
 
 def _write_file(path: Path, body: bytes) -> None:
-    """Whole and on disk, or not at all."""
+    """Atomic: the file is complete and on disk, or it does not exist."""
     unfinished = path.with_suffix(f".{os.getpid()}.part")
     try:
         with unfinished.open("wb") as file:

@@ -161,9 +161,9 @@ class StreamDelivery:
 class RedriveSettings(msgspec.Struct, frozen=True, kw_only=True):
     policy: Retry
     rate: float | None = None
-    """Letters per second; None for as fast as it goes."""
+    """Letters per second; None for no limit."""
     concurrency: int = 8
-    """How many keys at once."""
+    """The number of keys that are handled at once."""
     review: str | None = None
     """Where letters go that fail again."""
     overflow: str | None = None
@@ -397,7 +397,7 @@ class DeadLetters:
 
     @property
     def unreadable(self) -> tuple[str, ...]:
-        """What was found that is not a letter. It is left there."""
+        """Describes what was found that is not a letter. It stays there."""
         return tuple(self._unreadable)
 
     # reading
@@ -411,7 +411,7 @@ class DeadLetters:
                 yield stored.letter
 
     async def count(self) -> int:
-        """About how many there are: SQS does not know exactly."""
+        """The approximate number: SQS does not know it exactly."""
         return await self._box.count()
 
     async def groups(self, where: LetterFilter = ALL) -> list[LetterGroup]:
@@ -565,7 +565,7 @@ class DeadLetters:
         while not stop.is_set():
             delivery = HandlerDelivery(registered, concurrency)
             try:
-                await self._box.check(0)  # makes a file, as a consumer does: either may start first
+                await self._box.check(0)  # creates the file: the worker may start before the consumer
                 async with self._prepared(delivery, settings, registered.takes, stop, on_progress) as run:
                     while not stop.is_set():
                         await run(ALL)

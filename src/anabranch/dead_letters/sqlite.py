@@ -149,11 +149,11 @@ class SqliteLetters:
     async def _run(self, work: Callable[[sqlite3.Connection], T], *, create: bool = False) -> T:
         if self._is_closed:
             raise UsageError(f"{self} is closed")
-        return await asyncio.wrap_future(self._thread.submit(self._explained, work, create=create))
+        return await asyncio.wrap_future(self._thread.submit(self._translated, work, create=create))
 
     # On the thread
 
-    def _explained(self, work: Callable[[sqlite3.Connection], T], *, create: bool) -> T:
+    def _translated(self, work: Callable[[sqlite3.Connection], T], *, create: bool) -> T:
         try:
             connection = self._connect(create=create)
             connection.execute("BEGIN IMMEDIATE")
@@ -178,7 +178,7 @@ class SqliteLetters:
     def _connect(self, *, create: bool) -> sqlite3.Connection:
         if self._connection is not None and self.path.exists():
             return self._connection
-        self._disconnect()  # a removed file is made again: it held only letters
+        self._disconnect()  # creates a removed file again, which is safe: it held only letters
         if not self.path.parent.is_dir():
             raise DeadLetterError(f"{self}: its folder does not exist", code="missing", advice="create it")
         if not create and not self.path.exists():

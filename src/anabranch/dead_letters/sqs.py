@@ -29,8 +29,8 @@ _FINISHED_MAX: Final = 100_000
 WAIT_SECONDS: Final = 1
 """A long poll asks all of SQS's servers. The answer to a short one may be empty although there are letters."""
 KNOWN_ANSWERS_MAX: Final = 100
-"""So many answers in a row without a new message end a read: in a large queue the first ones come back before all are
-held.
+"""A read ends after so many responses in a row without a new message: in a large queue, the first messages become
+visible again before all are held.
 """
 _MESSAGE_BYTES: Final = 1 << 20  # SQS's own limit (August 2025); a queue may set a lower one
 
@@ -54,9 +54,9 @@ class SqsLetters:
         """The receipt handle of each message that we hold, by message id."""
         self._renewed_at = 0.0
         self._finished: set[str] = set()
-        """The idempotency keys of the letters that this object has deleted: another copy may still arrive."""
+        """The idempotency keys of the letters that this object has deleted: a second copy may still arrive."""
         self._is_drained = False
-        """Whether the last answer had no messages, or many in a row had no new one."""
+        """Whether the last response had no messages, or many in a row had no new one."""
         self.unreadable: list[str] = []
 
     def __str__(self) -> str:

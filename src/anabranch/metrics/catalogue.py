@@ -1,4 +1,4 @@
-"""All metrics by name, and how they are made of what a consumer or a producer has counted. Pure.
+"""All metrics by name, and how they are computed from the counters of a consumer or a producer. Pure.
 
 A metric has the name that it has in CloudWatch; for a producer that is the KPL's name where the KPL has the metric.
 Exporters derive other spellings from it. A measurement without the label `shard_id` stands for the whole process, one

@@ -1,6 +1,6 @@
 """Metrics for CloudWatch, in a thread of its own: by PutMetricData, or as log lines in the embedded metric format.
 
-Every `interval` seconds the thread sends what was counted since the last success, so a failure delays figures and
+Every `interval` seconds the thread sends what was counted since the last success, so a failed export delays data and
 loses none. Times and summaries are sent as values with counts: CloudWatch can compute percentiles from them. Shards
 have the dimension ShardId, and StreamName if there are several streams; a producer's streams have StreamName, as the
 KPL's metrics do.
@@ -40,10 +40,10 @@ _MIDDLES_MS: Final = (
     *((low + high) / 2 for low, high in pairwise(BOUNDS_MS)),
     1.5 * BOUNDS_MS[-1],
 )
-"""What stands for the times of each bucket."""
+"""The value that represents each bucket: its middle."""
 
 Sent = dict[Any, Value]
-"""The readings that have arrived, by metric and labels."""
+"""The readings that CloudWatch has received, by metric and labels."""
 
 
 class Datum(NamedTuple):
@@ -84,7 +84,9 @@ def _data_of(one: Measurement, sent: Value | None, dimensions: Mapping[str, str]
     value = one.value
     if one.metric.kind == "counter" and not value:
         return []  # CloudWatch charges for each metric
-    if one.grows and sent is not None and size_of(sent) <= size_of(value):  # else it began again, with a new lease
+    if (
+        one.grows and sent is not None and size_of(sent) <= size_of(value)
+    ):  # otherwise the counter was reset, with a new lease
         value = added(value, sent, -1)
     found = list(_values(value).items())
     data = []
@@ -134,7 +136,7 @@ def namespace_of(source: Source) -> str:
 
 
 class _Request(NamedTuple):
-    """Export the remaining figures of a source that has ended."""
+    """Asks the thread to export the rest of a source that has ended."""
 
     source: Source
     done: "Future[None]"

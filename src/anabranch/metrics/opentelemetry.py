@@ -1,7 +1,7 @@
 """Metrics for OpenTelemetry: observable instruments, read by the readers that the program has configured.
 
 Only the API is used. `RecordsProcessed` becomes `anabranch.records_processed`, and `anabranch.shard.records_processed`
-for each shard (`level="detailed"`). The API has no way to hand over a finished histogram: times and summaries become
+for each shard (`level="detailed"`). The API does not accept a finished histogram: times and summaries become
 `.count` and `.sum`, and times also `.bucket`, by their upper bound (`le`). The program's own metrics are
 `anabranch.custom.count` and `.sum`, by the attribute `metric`: no instrument can be created while a reader asks.
 Consumers and producers with the same meter provider share the instruments.
@@ -31,7 +31,7 @@ Point = tuple[str, float, dict[str, str]]
 
 
 class OpenTelemetry:
-    """Creates instruments of the meter provider: the global one, or `meter_provider=`."""
+    """Creates its instruments in a meter provider: the global one, or `meter_provider=`."""
 
     def __init__(self, *, level: Level = "summary", meter_provider: Any = None) -> None:
         try:

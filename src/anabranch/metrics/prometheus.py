@@ -55,13 +55,13 @@ def _client() -> Any:
 
 
 class Collector:
-    """As `prometheus-client` wants it: `collect` yields families, each with all of its samples."""
+    """The collector interface of `prometheus-client`: `collect` yields families, each with all of its samples."""
 
     def __init__(self) -> None:
         self.sources: weakref.WeakKeyDictionary[Source, Level] = weakref.WeakKeyDictionary()
 
     def describe(self) -> Iterable[Any]:
-        """No names: they are known when there is something to collect."""
+        """Empty, because the names are known only when there is something to collect."""
         return []
 
     def collect(self) -> Iterator[Any]:
@@ -84,7 +84,7 @@ def collector_of(registry: Any) -> Collector:
 
 
 def text_of_all(sources: Mapping[Source, Level], registries: Collection[Any]) -> bytes:
-    """Everything in several registries, and these sources, as one page: each series once."""
+    """Everything in several registries and these sources as one page, with each series once."""
     every: dict[Source, Level] = dict(sources)
     for registry in registries:
         for source, level in list(collector_of(registry).sources.items()):

@@ -51,7 +51,7 @@ class Source:
         self._ended = {one.key: one for one in counted}
 
     def begin(self) -> None:
-        """Its owner runs on the present event loop."""
+        """Its owner runs on the running event loop."""
         self._loop = asyncio.get_running_loop()
 
     def end(self) -> None:
@@ -80,7 +80,7 @@ class Source:
             now.append(one if earlier is None else replace(one, value=added(one.value, earlier.value)))
         return now + list(before.values())
 
-    # failures: an event, never an outage
+    # failures: reported as events; they never stop the consumer or producer
 
     def failed(self, exporter: object, error: Exception, *, name: str = "") -> None:
         """`name`: the name in the event; by default the class."""

@@ -1,5 +1,5 @@
-"""Applications, looked at from outside: finds them in the embedded stores of this machine or in a store given by URL,
-and copies one into another store.
+"""Finds applications in the embedded stores of this machine or in a store given by URL, and copies one into another
+store.
 """
 
 import asyncio

@@ -99,14 +99,14 @@ class RedisServer(NamedTuple):
     role: str
     replicas: int
     appendonly: str | None
-    """None: it does not tell, because CONFIG is not allowed."""
+    """None if CONFIG GET is not allowed."""
     appendfsync: str | None
     maxmemory_policy: str | None
 
     def losses(self) -> list[str]:
         """Why acknowledged writes could be lost."""
         if self.appendonly is None or self.maxmemory_policy is None:
-            return ["it does not tell whether it keeps what it acknowledged (CONFIG GET is not allowed)"]
+            return ["it is unknown whether it keeps acknowledged writes (CONFIG GET is not allowed)"]
         found = []
         if self.appendonly != "yes":
             found.append(f"appendonly is {self.appendonly!r}, so a restart loses writes (it must be 'yes')")
@@ -119,7 +119,7 @@ class RedisServer(NamedTuple):
 
 
 class _Link:
-    """One connection, for one event loop. Requests follow each other; one that is given up closes it."""
+    """One connection, for one event loop. It sends one request at a time; a cancelled request closes it."""
 
     def __init__(self, connection: "Connection") -> None:
         self._connection = connection
@@ -135,14 +135,12 @@ class _Link:
                 await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
                 return [await self._answer() for _ in commands]
             except BaseException:
-                # Also if it was cancelled: the next answer would be taken for that of another request.
+                # Also after a cancellation: the next request would read this one's response.
                 await connection.disconnect(nowait=True)
                 raise
 
     async def _connect(self) -> None:
-        """A caller that gives up does not end it: otherwise no call could succeed whose deadline is too short for both
-        the connection and its request.
-        """
+        """Continues if its caller is cancelled: the deadline of one call may be too short to connect and to send."""
         if self._connecting is None and not self._connection.is_connected:
             connect = cast("Any", self._connection).connect()
             self._connecting = asyncio.get_running_loop().create_task(connect, name="connect to Redis")
@@ -165,7 +163,7 @@ class _Link:
         if (connecting := self._connecting) is not None:
             connecting.cancel()
             await asyncio.gather(connecting, return_exceptions=True)
-        # TLS says goodbye to the server first; a server that does not answer is not waited for.
+        # TLS closes with a handshake: do not wait for a server that does not respond.
         with contextlib.suppress(TimeoutError, RedisError):
             async with asyncio.timeout(_CLOSE_SECONDS_MAX):
                 await self._connection.disconnect()
@@ -222,7 +220,7 @@ class RedisLeaseStore(RowLeaseStore):
         self.accepts_loss = accepts_loss
         self._links = _Links(address)
         self._last: dict[RowKey, bytes] = {}
-        """The rows that this handle wrote last, as they were written."""
+        """The rows that this handle wrote last, as bytes."""
 
     def __str__(self) -> str:
         return str(self.address)
@@ -331,8 +329,8 @@ class RedisLeaseStore(RowLeaseStore):
     async def _run(
         self, script: str, keys: Sequence[str], arguments: Sequence[str | bytes], *, replicas: int = 0
     ) -> tuple[list[Any], str]:
-        """What the script returned, and the identity of the server. With `replicas`, also waits until so many have it:
-        in one piece on one connection, because WAIT counts only what its own connection wrote.
+        """Returns the result of the script and the identity of the server. With `replicas`, it also waits until so many
+        have acknowledged the write. WAIT counts only the writes of its own connection, so both are sent together.
         """
         commands: list[Sequence[Any]] = [("EVAL", script, len(keys), *keys, *arguments)]
         if replicas:
@@ -343,7 +341,7 @@ class RedisLeaseStore(RowLeaseStore):
             raise LeaseStoreError(f"Redis at {self} is a {role.decode() or 'server without a role'}, not the primary")
         if not run_id or not replication_id:
             raise LeaseStoreInvalidError(
-                f"Redis at {self} does not tell its run id and replication id (INFO server, INFO replication), so a "
+                f"Redis at {self} does not report its run id and replication id (INFO server, INFO replication), so a "
                 "fail-over could not be noticed"
             )
         if replicas and answers[1] < replicas:

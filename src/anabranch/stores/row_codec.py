@@ -1,8 +1,8 @@
 """Rows as flat fields, and as JSON for stores that keep bytes.
 
 The fields are made to be read by people: `owner` is a member, `count` grows with every write, `checkpoint` is the
-position up to which all records are handled. SQLite has a column for each; the few lists are JSON. What a newer version
-added is not among them: a store keeps a row's `extra` beside its fields.
+position up to which all records are handled. SQLite has a column for each; the few lists are JSON. Fields that a newer
+version added are in a row's `extra`: a store keeps them beside these.
 """
 
 from collections.abc import Callable
@@ -298,7 +298,7 @@ def encode_row(row: Row) -> bytes:
 
 
 def decode_row(kind: Kind, data: bytes) -> Row:
-    """The opposite of `encode_row`. Raises `ValueError` if the bytes are not a row of that kind."""
+    """The inverse of `encode_row`. Raises `ValueError` if the bytes are not a row of that kind."""
     if kind not in CODECS:
         raise ValueError(f"unknown kind of row {kind!r}; the kinds are {', '.join(get_args(Kind))}")
     codec = CODECS[kind]

@@ -83,7 +83,7 @@ class _Document(msgspec.Struct, kw_only=True):
 
 
 class _Nonce(NamedTuple):
-    """Each write has another one, so that a worker recognises its own: which handle made it, and its number."""
+    """Identifies a write by its handle and its number, so that a worker recognises its own writes."""
 
     session: str
     number: int
@@ -112,7 +112,7 @@ class S3LeaseStore(RowLeaseStore):
         aws: Aws | None = None,
     ) -> None:
         super().__init__(app)
-        self._place = f"s3://{bucket}/{prefix}".rstrip("/")
+        self._url = f"s3://{bucket}/{prefix}".rstrip("/")
         self._bucket = bucket
         self._above = f"{prefix}/" if prefix else ""
         self._folder = f"{self._above}{quote(app, safe=' @+')}/"
@@ -136,16 +136,16 @@ class S3LeaseStore(RowLeaseStore):
         self._refused_count = 0
         self._saved_at = self._confirmed_at = 0.0
         """When the last save began, and when this was last known to be the object."""
-        self._has_ended: LeaseStoreInvalidError | None = None
-        """Why this worker's object is not its own any more."""
+        self._end_error: LeaseStoreInvalidError | None = None
+        """Why this worker has ended: another writer has replaced its object."""
 
     def __str__(self) -> str:
-        return self._place
+        return self._url
 
     async def close(self) -> None:
-        """Saves what a worker that did not leave has handled, and what was created before somebody joined."""
+        """Saves the progress of a worker that did not leave, and leases that were created before a worker joined."""
         has_rest = self._has_new_leases if self._joined is None else self._has_unsaved
-        if has_rest and self._has_ended is None:
+        if has_rest and self._end_error is None:
             try:
                 async with asyncio.timeout(_CLOSE_SECONDS_MAX):
                     await self._save()
@@ -159,7 +159,7 @@ class S3LeaseStore(RowLeaseStore):
     # the primitives
 
     async def identity(self) -> str:
-        return self._place  # rows in memory cannot go back; a start continues with the object that it finds
+        return self._url  # rows in memory cannot go back; a start continues with the object that it finds
 
     async def get(self, keys: Sequence[RowKey]) -> Found:
         await self._read_again()
@@ -212,7 +212,7 @@ class S3LeaseStore(RowLeaseStore):
                 self._take_over(row)
                 began = _now()
                 if await self._write(by=row.worker_id):
-                    self._joined, self._has_ended = row.worker_id, None
+                    self._joined, self._end_error = row.worker_id, None
                     self._saved_at = self._confirmed_at = began
                     return row
 
@@ -250,8 +250,8 @@ class S3LeaseStore(RowLeaseStore):
     async def poll(self) -> Poll:
         """Saves if that is due."""
         if self._joined is not None:
-            if self._has_ended is not None:
-                raise self._has_ended
+            if self._end_error is not None:
+                raise self._end_error
             since = self._saved_at if self._has_unsaved else self._confirmed_at
             if _now() - since >= _SAVED_EVERY_SECONDS:
                 await self._save()
@@ -265,7 +265,7 @@ class S3LeaseStore(RowLeaseStore):
     async def leave(self, member_id: str) -> MemberRow | None:
         """The last save."""
         row = await super().leave(member_id)
-        if self._joined is not None and self._has_ended is None:
+        if self._joined is not None and self._end_error is None:
             self._has_unsaved = True
             await self._save()
             members = self._rows.scan([Scope("member", self.app, self._opened)])
@@ -337,7 +337,7 @@ class S3LeaseStore(RowLeaseStore):
         self._rows.places, self._has_unsaved = places, False
 
     def _is_own(self, document: _Document) -> bool:
-        """Whether it is what this handle has written last, or sent since."""
+        """Whether this handle wrote it: its last confirmed write, or one sent since."""
         found = _Nonce.parse(document.nonce)
         return found.session == self._written.session and self._written.number <= found.number <= self._sent.number
 
@@ -378,7 +378,7 @@ class S3LeaseStore(RowLeaseStore):
                         is_own = await self._objects.etag(self._folder + _OBJECT) == self._etag
                     if not is_own:
                         await self._read_back()
-                if self._has_ended is not None or not self._rows.places:
+                if self._end_error is not None or not self._rows.places:
                     return
                 if not self._has_unsaved:
                     self._confirmed_at = began
@@ -388,7 +388,7 @@ class S3LeaseStore(RowLeaseStore):
                     return
 
     async def _read_back(self) -> None:
-        """Something else than our last object may be there: ours, whose answer was lost, or another's."""
+        """Finds out whose object is there: ours, from a write whose answer was lost, or that of another writer."""
         with self._translated():
             stored = await self._objects.get(self._folder + _OBJECT)
             if stored is None:
@@ -399,12 +399,12 @@ class S3LeaseStore(RowLeaseStore):
             self._etag, self._written, self._is_unsure = stored.etag, _Nonce.parse(document.nonce), False
             return
         by = f"worker {document.saved_by!r}" if document.saved_by else "somebody else"
-        self._has_ended = LeaseStoreInvalidError(
+        self._end_error = LeaseStoreInvalidError(
             f"{by} has written the positions of application {self.app!r} in {self} (at {document.saved_at})",
             code="taken_over",
             advice="an application on S3 has one worker; to share it among several, use leases='dynamodb://'",
         )
-        raise self._has_ended
+        raise self._end_error
 
     def _encode(self, nonce: _Nonce, by: str) -> bytes:
         places = [place for place, rows in self._rows.places.items() if rows]
@@ -449,7 +449,7 @@ class S3LeaseStore(RowLeaseStore):
                 places[kind, self.app, app_id] = {key_of(row, self.app, app_id): row for row in rows}
         except (msgspec.MsgspecError, ValueError) as error:
             raise LeaseStoreInvalidError(
-                f"{self._place}: {self._folder}{_OBJECT} cannot be read ({error})",
+                f"{self._url}: {self._folder}{_OBJECT} cannot be read ({error})",
                 advice="restore an earlier version of the object, or delete it to start over",
             ) from error
         return document, places
@@ -461,7 +461,7 @@ class S3LeaseStore(RowLeaseStore):
         except (LeaseError, UsageError):
             raise
         except AnabranchError as error:
-            raise _store_error(self._place, self._bucket, error) from error
+            raise _store_error(self._url, self._bucket, error) from error
 
 
 def _now() -> float:

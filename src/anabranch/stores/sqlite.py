@@ -43,8 +43,8 @@ NETWORK: Final = frozenset({
     "9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2",
     "orangefs", "smb3", "smbfs",
 })  # fmt: skip
-_PASSED_THROUGH: Final = frozenset({"drvfs", "fuse", "fuseblk", "prl_fs", "vboxsf", "virtiofs"})
-_FORGETFUL: Final = frozenset({"overlay", "ramfs", "tmpfs"})
+_MAY_IGNORE_LOCKS: Final = frozenset({"drvfs", "fuse", "fuseblk", "prl_fs", "vboxsf", "virtiofs"})
+_EPHEMERAL: Final = frozenset({"overlay", "ramfs", "tmpfs"})
 _SPECIAL: Final = re.compile("[%?#]")
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")  # /proc/mounts escapes spaces in names
 
@@ -74,13 +74,13 @@ def sqlite_url(path: Path) -> str:
     return f"sqlite://{_SPECIAL.sub(lambda match: quote(match[0]), str(path.absolute()))}"
 
 
-def has_true_locks(kind: str | None) -> bool:
-    return kind is not None and kind not in NETWORK and not _is_passed_through(kind)
+def has_reliable_locks(kind: str | None) -> bool:
+    return kind is not None and kind not in NETWORK and not _may_ignore_locks(kind)
 
 
-def forgets(kind: str | None) -> bool:
+def is_ephemeral(kind: str | None) -> bool:
     """Whether files there are lost with the container or at the next reboot."""
-    return kind in _FORGETFUL
+    return kind in _EPHEMERAL
 
 
 def check_place(path: Path, kind: str | None) -> str | None:
@@ -90,7 +90,7 @@ def check_place(path: Path, kind: str | None) -> str | None:
             f"{path} is on a network file system ({kind}), where SQLite's locks and shared memory do not work: "
             "use a file on a local disk, or a lease store for several machines"
         )
-    if kind is not None and _is_passed_through(kind):
+    if kind is not None and _may_ignore_locks(kind):
         return (
             f"{path} is on {kind}: if several machines mount it, they do not see each other's locks and handle "
             "records twice; keep the lease file on a local disk"
@@ -98,8 +98,8 @@ def check_place(path: Path, kind: str | None) -> str | None:
     return None
 
 
-def _is_passed_through(kind: str) -> bool:
-    return kind in _PASSED_THROUGH or kind.startswith("fuse.")
+def _may_ignore_locks(kind: str) -> bool:
+    return kind in _MAY_IGNORE_LOCKS or kind.startswith("fuse.")
 
 
 # The tables
@@ -127,7 +127,7 @@ _UNFINISHED_LEASES: Final = """
 
 
 class UnreadableRowError(Exception):
-    """A row that this version did not write, or that was edited by hand."""
+    """A row that this version cannot read: another version wrote it, or a person edited it."""
 
 
 class Table:
@@ -262,7 +262,7 @@ def read_uuid(connection: sqlite3.Connection) -> str:
 # A read is one transaction. Writes that wait at the same time share one transaction, because the sync to disk costs
 # most; each has its own outcome, and one that fails does not undo the others.
 #
-# Each transaction first checks that the path still leads to the file that was opened. Otherwise this process would
+# Each transaction first checks that the path still names the file that was opened. Otherwise this process would
 # write to an unlinked file while others read the new one. A running process never creates a missing file again (rule
 # L14). A replaced file ends the use of the store: SQLite may have mixed the old file's log into the new file.
 
@@ -325,7 +325,7 @@ class Database:
 
     async def run(self, work: Callable[[], T]) -> T:
         self._check_usable()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._explained, work)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._translated, work)
 
     def _check_usable(self) -> None:
         if self._is_closed:
@@ -334,11 +334,11 @@ class Database:
             raise UsageError(f"the lease store {self.path} was made in another process: create it after the fork")
 
     # on the thread
-    def _explained(self, work: Callable[[], T]) -> T:
+    def _translated(self, work: Callable[[], T]) -> T:
         try:
             return work()
         except sqlite3.Error as error:
-            raise explained(error, self.path) from error
+            raise as_lease_error(error, self.path) from error
         except UnreadableRowError as error:
             raise LeaseStoreInvalidError(
                 f"{self.path}: {error}; correct it in SQL, or restore the file from a backup"
@@ -354,7 +354,7 @@ class Database:
         if not group:
             return
         try:
-            outcomes = self._explained(partial(self._transact, "BEGIN IMMEDIATE", partial(self._write_each, group)))
+            outcomes = self._translated(partial(self._transact, "BEGIN IMMEDIATE", partial(self._write_each, group)))
         except Exception as error:  # noqa: BLE001 -- raised where it is awaited
             outcomes = [error] * len(group)
         for (_, answer), outcome in zip(group, outcomes, strict=True):
@@ -369,7 +369,7 @@ class Database:
         for work, _ in group:
             connection.execute("SAVEPOINT one")
             try:
-                outcomes.append(self._explained(partial(work, connection)))
+                outcomes.append(self._translated(partial(work, connection)))
             except Exception as error:
                 if not connection.in_transaction or len(group) == 1:
                     raise  # SQLite has rolled back everything, or this was the only write
@@ -486,7 +486,7 @@ def primary_code(error: sqlite3.Error) -> int:
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # the upper bits are the extended code
 
 
-def explained(error: sqlite3.Error, path: Path) -> LeaseError:
+def as_lease_error(error: sqlite3.Error, path: Path) -> LeaseError:
     """SQLite's error with advice on what to do."""
     code = primary_code(error)
     if code in LOCKED:
@@ -610,7 +610,7 @@ class SqliteLeaseStore(RowLeaseStore):
             self.path.with_name(beside), MEMBERS, synchronous="NORMAL", thread_name="anabranch-workers"
         )
         self._presence = Presence(self.path.with_name(f"{beside}.d"))
-        self._locks_are_true = False
+        self._locks_are_reliable = False
 
     def __str__(self) -> str:
         return sqlite_url(self.path)
@@ -670,7 +670,7 @@ class SqliteLeaseStore(RowLeaseStore):
         kind = file_system(self.path)
         if (warning := check_place(self.path, kind)) is not None:
             _log.warning("%s", warning)
-        self._locks_are_true = has_true_locks(kind)
+        self._locks_are_reliable = has_reliable_locks(kind)
 
     async def read_app(self) -> AppRow | None:
         return await super().read_app() if await self._main.exists() else None
@@ -701,7 +701,7 @@ class SqliteLeaseStore(RowLeaseStore):
         return replace(poll, known_dead=await self._known_dead(poll.members))
 
     async def _known_dead(self, members: Sequence[MemberRow]) -> tuple[str, ...]:
-        if not self._locks_are_true:
+        if not self._locks_are_reliable:
             return ()
         live = [row.member_id for row in members if row.state == "live"]
         return await self._workers.run(lambda: tuple(one for one in live if self._presence.is_dead(one)))

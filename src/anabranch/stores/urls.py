@@ -19,7 +19,7 @@ from anabranch.stores.dynamodb import DEFAULT_TABLE, DynamoDbLeaseStore
 from anabranch.stores.memory import MemoryLeaseStore
 from anabranch.stores.redis import RedisAddress, RedisLeaseStore
 from anabranch.stores.s3 import S3LeaseStore
-from anabranch.stores.sqlite import SqliteLeaseStore, file_system, forgets
+from anabranch.stores.sqlite import SqliteLeaseStore, file_system, is_ephemeral
 
 _log = logging.getLogger(__name__)
 
@@ -244,8 +244,8 @@ def local_path(url: str, named: str) -> Path:
 
 
 def shown_url(url: str) -> str:
-    """A URL without what may be secret: user, password, and options that no lease store has. What may be wrong with it
-    (`redis:user:password@host`) shows as well.
+    """A URL without what may be secret: user, password, and options that no lease store has. Also works for malformed
+    URLs, such as `redis:user:password@host`, and leaves their mistake visible.
     """
     before, at, after = url.rpartition("@")  # a password may have an unescaped ? or @
     address, mark, query = (after if at else url).partition("?")
@@ -253,7 +253,7 @@ def shown_url(url: str) -> str:
         scheme = _SHOWN_SCHEME.match(before)
         shown = f"{scheme[0] if scheme else ''}…@{address}"
     else:
-        shown = _NO_PORT.sub(r"\1…", address)  # the host was forgotten: what follows the colon is a password
+        shown = _NO_PORT.sub(r"\1…", address)  # there is no host: what follows the colon is a password
     if not mark:
         return shown
     options = [one if _SHOWN_OPTION.fullmatch(one) else "…" for one in query.split("&")]
@@ -288,7 +288,7 @@ def default_store(app: str, environ: Mapping[str, str], aws: Aws | None = None) 
         "the leases of application %r are in %s, which only processes on this machine can share; "
         "workers on several machines need a shared store (leases='dynamodb://')", app, path,
     )  # fmt: skip
-    if forgets(kind := file_system(folder)):
+    if is_ephemeral(kind := file_system(folder)):
         _log.warning(
             "%s is on %s: the application's position is lost when that is removed; use a persistent path", path, kind
         )

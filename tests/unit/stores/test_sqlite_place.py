@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.errors import LeaseStoreInvalidError
-from anabranch.stores.sqlite import check_place, file_system, forgets, has_true_locks
+from anabranch.stores.sqlite import check_place, file_system, has_reliable_locks, is_ephemeral
 
 MOUNTS = r"""/dev/vda / ext4 rw 0 0
 tmpfs /run tmpfs rw 0 0
@@ -47,24 +47,24 @@ def test_a_system_that_lists_no_mounts_is_accepted(monkeypatch):
     kind = file_system(Path("/var/lib/x.db"))
     assert kind is None
     assert check_place(Path("/var/lib/x.db"), kind) is None
-    assert not has_true_locks(kind)
+    assert not has_reliable_locks(kind)
 
 
 @pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "smb3", "9p"])
 def test_a_network_file_system_is_refused(kind):
     with pytest.raises(LeaseStoreInvalidError, match=rf"/x\.db is on a network file system \({kind}\)"):
         check_place(Path("/x.db"), kind)
-    assert not has_true_locks(kind)
+    assert not has_reliable_locks(kind)
 
 
 @pytest.mark.parametrize("kind", ["fuse", "fuse.sshfs", "virtiofs"])
 def test_a_file_system_that_may_be_shared_is_warned_of_and_proves_nothing(kind):
     assert f"is on {kind}" in check_place(Path("/x.db"), kind)
-    assert not has_true_locks(kind)
+    assert not has_reliable_locks(kind)
 
 
 def test_a_local_disk_is_good():
     assert check_place(Path("/x.db"), "ext4") is None
-    assert has_true_locks("ext4")
-    assert not forgets("ext4")
-    assert forgets("overlay")
+    assert has_reliable_locks("ext4")
+    assert not is_ephemeral("ext4")
+    assert is_ephemeral("overlay")

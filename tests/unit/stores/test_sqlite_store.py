@@ -245,7 +245,7 @@ def test_every_error_of_sqlite_becomes_ours(code, kind, words, path):
     error = sqlite3.OperationalError("database or disk is full")
     if code is not None:
         error.sqlite_errorcode = code
-    found = sqlite.explained(error, path)
+    found = sqlite.as_lease_error(error, path)
     assert type(found) is kind
     assert words in str(found)
     assert str(path) in str(found)

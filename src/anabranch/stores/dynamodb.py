@@ -270,22 +270,28 @@ class DynamoDbTable:
 
     async def scan(self, sort_key: str) -> list[Item]:
         """All rows with this sort key. It reads the whole table, so only the command line uses it."""
-        found = await self._pages(
-            "Scan",
-            {
-                "FilterExpression": "#SK = :sort",
-                "ExpressionAttributeNames": {"#SK": "SK"},
-                "ExpressionAttributeValues": to_item({":sort": sort_key}),
-                "ConsistentRead": True,
-            },
-        )
-        return [self.decoded(attributes) for attributes in found]
+        body = {
+            "FilterExpression": "#SK = :sort",
+            "ExpressionAttributeNames": {"#SK": "SK"},
+            "ExpressionAttributeValues": to_item({":sort": sort_key}),
+            "ConsistentRead": True,
+        }
+        return [self.decoded(attributes) for attributes in await self._pages("Scan", body)]
 
-    async def put(self, key: ItemKey, item: Item) -> WriteOutcome:
-        """Put if absent. Attributes that are None are left out."""
+    async def put(self, key: ItemKey, item: Item) -> Item | None:
+        """Puts a row without the attributes that are None. If there is one already, it stays and is returned."""
         write = ItemWrite(key, where={"PK": None})
         write.item = {name: value for name, value in item.items() if value is not None}
-        return await self.write("PutItem", write)
+        written = await self.write("PutItem", write)
+        if written.holds:
+            return None
+        if written.before is None:
+            raise LeaseStoreInvalidError(
+                "the DynamoDB server does not return the row of a failed condition "
+                "(ReturnValuesOnConditionCheckFailure)",
+                advice="use AWS's own DynamoDB or DynamoDB Local",
+            )
+        return written.before
 
     async def update(self, write: ItemWrite, *, repeatable: bool = False) -> WriteOutcome:
         return await self.write("UpdateItem", write, repeatable=repeatable)
@@ -625,8 +631,7 @@ class DynamoDbLeaseStore(LeaseStore):
             made = replace(app, incarnation=await self.identity())
             region = await self.table.region()
             item = _APP.values(made) | made.extra | {"region": region, "lease_partitions": _LEASE_PARTITIONS}
-            written = await self.table.put(self._app_key, item)
-            item = item if written.holds else _found(written)
+            item = await self.table.put(self._app_key, item) or item
         row = self._app_row(item)
         self._check_place(item, await self.table.region())
         self._app_id = row.app_id
@@ -737,8 +742,8 @@ class DynamoDbLeaseStore(LeaseStore):
         requests = {request: number for number, request in enumerate(row.wanted, 1)}
         # The map is there from the beginning: a key of a missing map cannot be set.
         item = _MEMBER.values(row) | row.extra | {"wanted": requests, "requests_made": len(requests) or None}
-        written = await self.table.put(self._member_key(row.member_id), item)
-        return row if written.holds else self._member_row(_found(written))
+        stored = await self.table.put(self._member_key(row.member_id), item)
+        return row if stored is None else self._member_row(stored)
 
     async def heartbeat(self, write: HeartbeatWrite) -> HeartbeatAnswer:
         update = ItemWrite(self._member_key(write.member_id), _heartbeat_values(write), where={"state": "live"})
@@ -799,8 +804,8 @@ class DynamoDbLeaseStore(LeaseStore):
 
     async def put_stream(self, row: StreamRow) -> StreamRow:
         key = ItemKey(self._leased, f"s#{row.stream_key}")
-        written = await self.table.put(key, {"app_name": self.app} | _STREAM.values(row) | row.extra)
-        return row if written.holds else self._stream_row(_found(written))
+        stored = await self.table.put(key, {"app_name": self.app} | _STREAM.values(row) | row.extra)
+        return row if stored is None else self._stream_row(stored)
 
     async def write_stream(self, row: StreamRow, expected_version: int) -> StreamRow | None:
         key = ItemKey(self._leased, f"s#{row.stream_key}")
@@ -816,8 +821,8 @@ class DynamoDbLeaseStore(LeaseStore):
     # leases
 
     async def create_lease(self, row: LeaseRow) -> LeaseRow:
-        written = await self.table.put(self._lease_key(row.key), self._lease_values(row) | row.extra)
-        return row if written.holds else self._lease_row(_found(written))
+        stored = await self.table.put(self._lease_key(row.key), self._lease_values(row) | row.extra)
+        return row if stored is None else self._lease_row(stored)
 
     async def read_leases(self, *, with_finished: bool = False) -> LeaseRows:
         found = await self.table.query_attributes(self._leased, "l#", unfinished=not with_finished)
@@ -886,8 +891,8 @@ class DynamoDbLeaseStore(LeaseStore):
     # commands
 
     async def put_control(self, row: ControlRow) -> None:
-        written = await self.table.put(self._command_key(row.command_id), _COMMAND.values(row) | row.extra)
-        if written.holds or self._command_row(_found(written)).state == "pending":
+        stored = await self.table.put(self._command_key(row.command_id), _COMMAND.values(row) | row.extra)
+        if stored is None or self._command_row(stored).state == "pending":
             await self.table.put(self._pending_key(row.command_id), {})
 
     async def write_control(self, row: ControlRow) -> bool:
@@ -1003,12 +1008,3 @@ def _sort_key(attributes: Any) -> str:
         return str(attributes["SK"]["S"])
     except (KeyError, TypeError) as error:
         raise LeaseStoreInvalidError("the DynamoDB server returned a row without its key") from error
-
-
-def _found(written: WriteOutcome) -> Item:
-    if written.before is None:
-        raise LeaseStoreInvalidError(
-            "the DynamoDB server does not return the row of a failed condition (ReturnValuesOnConditionCheckFailure)",
-            advice="use AWS's own DynamoDB or DynamoDB Local",
-        )
-    return written.before

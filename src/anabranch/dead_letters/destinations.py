@@ -17,7 +17,7 @@ from anabranch._aws.kinesis_client import KinesisByRegion
 from anabranch._daemon_threads import DaemonThreads
 from anabranch._model.streams import StreamName
 from anabranch._ports import LetterDestination
-from anabranch._wire.messages import PutRecordsEntry, StreamSummary
+from anabranch._wire.messages import PutRecordsEntry
 from anabranch.config import Aws
 from anabranch.errors import (
     AccessDeniedError,
@@ -221,16 +221,13 @@ class KinesisLetters:
         return f"kinesis://{self._stream.name}"
 
     async def check(self, retention_hours: int) -> list[str]:
-        summary = await self._summary()
+        try:
+            summary = await self._kinesis.describe_stream_summary(self._stream)
+        except AnabranchError as error:
+            raise translated(error, str(self)) from error
         self._record_bytes_max = summary.record_bytes_max
         how = "raise its retention with `aws kinesis increase-stream-retention-period`"
         return retention_warnings(str(self), summary.retention_hours, retention_hours, how)
-
-    async def _summary(self) -> StreamSummary:
-        try:
-            return await self._kinesis.describe_stream_summary(self._stream)
-        except AnabranchError as error:
-            raise translated(error, str(self)) from error
 
     async def limit_bytes(self) -> int | None:
         return self._record_bytes_max - 4 * 256  # the partition key counts, too

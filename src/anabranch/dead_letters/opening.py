@@ -213,7 +213,16 @@ async def fetch_whole(stored: StoredLetter, aws: Aws | None = None) -> Letter:
     """The letter, from the overflow if only a pointer is here."""
     if (pointer := stored.letter.overflow) is None:
         return stored.letter
-    found = await _fetch(pointer, aws)
+    try:
+        box = open_overflow(pointer, aws)
+    except ConfigurationError as error:
+        raise DeadLetterError(f"the letter's pointer is wrong: {error}", code="unusable") from error
+    try:
+        found = await box.fetch(pointer)
+    except CodecError as error:
+        raise DeadLetterError(f"{pointer}: {error}", code="unusable") from error
+    finally:
+        await box.close()
     if found is None:
         raise DeadLetterError(f"{pointer} is gone: the letter has no payload any more", code="missing")
     return with_counts(found.letter, stored.letter)
@@ -228,19 +237,6 @@ def with_counts(letter: Letter, counted: Letter) -> Letter:
         redrive_count=counted.redrive_count,
         redrives_cut_off=counted.redrives_cut_off,
     )
-
-
-async def _fetch(pointer: str, aws: Aws | None) -> StoredLetter | None:
-    try:
-        box = open_overflow(pointer, aws)
-    except ConfigurationError as error:
-        raise DeadLetterError(f"the letter's pointer is wrong: {error}", code="unusable") from error
-    try:
-        return await box.fetch(pointer)
-    except CodecError as error:
-        raise DeadLetterError(f"{pointer}: {error}", code="unusable") from error
-    finally:
-        await box.close()
 
 
 async def delete_overflow(letter: Letter, aws: Aws | None = None) -> None:

@@ -26,7 +26,6 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar, cast
 
 from msgspec.structs import replace
@@ -78,7 +77,7 @@ from anabranch.errors import (
     TransportError,
     UsageError,
 )
-from anabranch.stores.row_codec import CODECS
+from anabranch.stores.row_codec import CODECS, parse_timestamp, timestamp
 from anabranch.stores.row_store import Kind, Row, requested
 
 _log = logging.getLogger(__name__)
@@ -94,15 +93,6 @@ R = TypeVar("R", bound=Row)
 
 
 # Rows as items
-
-
-def _timestamp(wall_ms: int) -> str:
-    at = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=wall_ms)
-    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _wall_ms(timestamp: str) -> int:
-    return (datetime.fromisoformat(timestamp) - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)
 
 
 _RENAMED: Final = {
@@ -152,7 +142,7 @@ class _Shape:
             elif name in _BOOLEANS:
                 value = bool(value)
             elif name.endswith("_wall_ms") and value is not None:
-                value = _timestamp(value)
+                value = timestamp(value)
             found[attribute] = value
         return found
 
@@ -165,7 +155,7 @@ class _Shape:
                 if name in _BOOLEANS:
                     value = int(value)
                 elif name.endswith("_wall_ms"):
-                    value = _wall_ms(value)
+                    value = parse_timestamp(value)
                 column[name] = value
         return self._codec.row(column, {name: value for name, value in item.items() if name not in self._known})
 

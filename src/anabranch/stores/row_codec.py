@@ -6,6 +6,7 @@ version added are in a row's `extra`: a store keeps them beside these.
 """
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, cast, get_args
 
 import msgspec
@@ -275,6 +276,19 @@ def _start(text: str) -> StartingPosition:
     if kind == "AT_TIMESTAMP":
         return at_timestamp(float(argument))
     return msgspec.convert({"type": kind, "sequence_number": argument or None}, StartingPosition)
+
+
+_EPOCH: Final = datetime.fromtimestamp(0, UTC)
+
+
+def timestamp(wall_ms: int) -> str:
+    """For people: `2026-01-31T12:00:00.000Z`."""
+    return (_EPOCH + timedelta(milliseconds=wall_ms)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def parse_timestamp(text: str) -> int:
+    """The inverse of `timestamp`."""
+    return (datetime.fromisoformat(text) - _EPOCH) // timedelta(milliseconds=1)
 
 
 CODECS: Final[dict[Kind, RowCodec]] = {

@@ -15,7 +15,6 @@ import logging
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, cast
 from urllib.parse import quote, unquote
 
@@ -50,7 +49,7 @@ from anabranch.errors import (
     UsageError,
 )
 from anabranch.stores.memory import MemoryRows
-from anabranch.stores.row_codec import decode_row, encode_row
+from anabranch.stores.row_codec import decode_row, encode_row, timestamp
 from anabranch.stores.row_store import Changed, Found, Kind, Row, RowKey, RowLeaseStore, Scope, Update, key_of
 
 _log = logging.getLogger(__name__)
@@ -416,7 +415,7 @@ class S3LeaseStore(RowLeaseStore):
         }
         document = _Document(
             nonce=str(nonce),
-            saved_at=_timestamp(time.time_ns() // 1_000_000),
+            saved_at=timestamp(time.time_ns() // 1_000_000),
             saved_by=by,
             shards=self._summary(),
             rows=rows,
@@ -434,7 +433,7 @@ class S3LeaseStore(RowLeaseStore):
                 at, watermark = row.checkpointed_at_wall_ms, row.checkpoint.watermark
                 summary[f"{names.get(row.key.stream_key, row.key.stream_key)}/{row.key.shard_id}"] = {
                     "sequence_number": None if watermark is None else str(watermark.sequence_number),
-                    "timestamp": None if at is None else _timestamp(at),
+                    "timestamp": None if at is None else timestamp(at),
                     "finished": row.is_finished,
                 }
         return summary
@@ -467,10 +466,6 @@ class S3LeaseStore(RowLeaseStore):
 def _now() -> float:
     """Also counts while the machine sleeps, where the system can tell (rule L9)."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
-
-
-def _timestamp(wall_ms: int) -> str:
-    return datetime.fromtimestamp(wall_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _store_error(store: str, bucket: str, error: AnabranchError) -> LeaseError:

@@ -698,13 +698,11 @@ class SqliteLeaseStore(RowLeaseStore):
 
     async def poll(self) -> Poll:
         poll = await super().poll()
-        return replace(poll, known_dead=await self._known_dead(poll.members))
-
-    async def _known_dead(self, members: Sequence[MemberRow]) -> tuple[str, ...]:
         if not self._locks_are_reliable:
-            return ()
-        live = [row.member_id for row in members if row.state == "live"]
-        return await self._workers.run(lambda: tuple(one for one in live if self._presence.is_dead(one)))
+            return poll
+        live = [row.member_id for row in poll.members if row.state == "live"]
+        dead = await self._workers.run(lambda: tuple(one for one in live if self._presence.is_dead(one)))
+        return replace(poll, known_dead=dead)
 
     async def leave(self, member_id: str) -> MemberRow | None:
         row = await super().leave(member_id)

@@ -26,6 +26,7 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar, cast
 
 from msgspec.structs import replace
@@ -834,15 +835,13 @@ class DynamoDbLeaseStore(LeaseStore):
     async def take_lease(
         self, key: LeaseKey, member_id: str, *, expected_owner: str | None, expected_version: int, epoch_floor: int = 0
     ) -> LeaseRow | Conflict:
-        def take(stored: LeaseRow | None) -> LeaseRow | Conflict:
-            return rows.take_lease(
-                stored,
-                member_id,
-                expected_owner=expected_owner,
-                expected_version=expected_version,
-                epoch_floor=epoch_floor,
-            )
-
+        take = partial(
+            rows.take_lease,
+            member_id=member_id,
+            expected_owner=expected_owner,
+            expected_version=expected_version,
+            epoch_floor=epoch_floor,
+        )
         # The new epoch is one more than the larger of two, which one expression cannot say. A floor is mostly given for
         # the first take of a child shard, which has no epoch yet. If the row shows a higher one, it is written again.
         for is_below_floor in (True, False) if epoch_floor else (False,):

@@ -9,6 +9,7 @@ that this handle opened. So a write that was delayed lands under the old `app_id
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from msgspec.structs import replace
@@ -252,22 +253,18 @@ class RowLeaseStore(LeaseStore, ABC):
     async def take_lease(
         self, key: LeaseKey, member_id: str, *, expected_owner: str | None, expected_version: int, epoch_floor: int = 0
     ) -> LeaseRow | Conflict:
-        def update(stored: LeaseRow | None) -> LeaseRow | Conflict:
-            return rows.take_lease(
-                stored,
-                member_id,
-                expected_owner=expected_owner,
-                expected_version=expected_version,
-                epoch_floor=epoch_floor,
-            )
-
-        return await self._change_lease(key, update)
+        take = partial(
+            rows.take_lease,
+            member_id=member_id,
+            expected_owner=expected_owner,
+            expected_version=expected_version,
+            epoch_floor=epoch_floor,
+        )
+        return await self._change_lease(key, take)
 
     async def write_lease(self, row: LeaseRow, *, member_id: str, expected_version: int) -> LeaseRow | Conflict:
-        def update(stored: LeaseRow | None) -> LeaseRow | Conflict:
-            return rows.write_lease(stored, row, member_id=member_id, expected_version=expected_version)
-
-        return await self._change_lease(row.key, update)
+        write = partial(rows.write_lease, row=row, member_id=member_id, expected_version=expected_version)
+        return await self._change_lease(row.key, write)
 
     async def delete_lease(self, key: LeaseKey, expected_version: int) -> bool:
         return await self._delete_row(self._lease_key(key), lambda row: rows.may_delete_lease(row, expected_version))

@@ -57,14 +57,8 @@ class Summary(msgspec.Struct):
             rounded = min(self.values, key=lambda known: abs(known - value))
         self.values[rounded] = self.values.get(rounded, 0) + 1
 
-    def plus(self, other: "Summary") -> "Summary":
-        return self._combined(other, 1)
-
-    def since(self, before: "Summary") -> "Summary":
-        """What was added since an earlier copy."""
-        return self._combined(before, -1)
-
-    def _combined(self, other: "Summary", sign: int) -> "Summary":
+    def plus(self, other: "Summary", sign: int = 1) -> "Summary":
+        """With sign -1: what was added since an earlier copy."""
         names = dict.fromkeys([*self.values, *other.values])
         values = {name: self.values.get(name, 0) + sign * other.values.get(name, 0) for name in names}
         kept = {name: count for name, count in values.items() if count}
@@ -374,7 +368,7 @@ def added(one: Value, other: Value, sign: int = 1) -> Value:
     if isinstance(one, TimeBuckets) and isinstance(other, TimeBuckets):
         return one.plus(other) if sign > 0 else one.since(other)
     if isinstance(one, Summary) and isinstance(other, Summary):
-        return one.plus(other) if sign > 0 else one.since(other)
+        return one.plus(other, sign)
     assert isinstance(one, int | float)
     assert isinstance(other, int | float)
     return one + sign * other

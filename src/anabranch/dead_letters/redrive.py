@@ -14,12 +14,13 @@ import secrets
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import SystemRandom
 from time import monotonic, time
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Any, BinaryIO, Final, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -172,27 +173,18 @@ class RedriveSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Applied to such a letter before it is written: the new failure has a message and a stack of its own."""
 
 
+@dataclass(kw_only=True)
 class Redrive:
-    def __init__(
-        self,
-        box: LetterBox,
-        delivery: LetterDelivery,
-        settings: RedriveSettings,
-        *,
-        review: LetterDestination | None,
-        accepts: Callable[[Letter], bool],
-        stop: asyncio.Event,
-        on_progress: Callable[[RedriveReport], None],
-        aws: Aws | None,
-    ) -> None:
-        self._box = box
-        self._delivery = delivery
-        self._settings = settings
-        self._review = review
-        self._accepts = accepts
-        self._stop = stop
-        self._on_progress = on_progress
-        self._aws = aws
+    box: LetterBox
+    delivery: LetterDelivery
+    settings: RedriveSettings
+    review: LetterDestination | None
+    accepts: Callable[[Letter], bool]
+    stop: asyncio.Event
+    on_progress: Callable[[RedriveReport], None]
+    aws: Aws | None
+
+    def __post_init__(self) -> None:
         self._tally = RedriveTally()
         self._entropy = SystemRandom()
         self._next_start = 0.0
@@ -202,30 +194,30 @@ class Redrive:
         """Delivers until no letter is left, or until it is stopped. Raises `DeadLetterError` if the box or the review
         destination fails, or if somebody else holds the box.
         """
-        await self._box.hold(owner)
+        await self.box.hold(owner)
         try:
             async with asyncio.TaskGroup() as group:
                 renewing = group.create_task(self._keep_hold(owner))
-                while await self._deliver_all(wanted) and self._box.reveals_more and not self._stop.is_set():
+                while await self._deliver_all(wanted) and self.box.reveals_more and not self.stop.is_set():
                     pass
                 renewing.cancel()
         except BaseExceptionGroup as errors:
             raise single_cause(errors) or errors from None
         finally:
             with suppress(DeadLetterError):  # it expires by itself
-                await self._box.let_go()
+                await self.box.let_go()
         return self.report
 
     @property
     def report(self) -> RedriveReport:
-        return self._tally.report(len(self._box.unreadable))
+        return self._tally.report(len(self.box.unreadable))
 
     async def _keep_hold(self, owner: str) -> None:
         renewed_at = monotonic()
         while True:
             await asyncio.sleep(HOLD_SECONDS / 3)
             try:
-                await self._box.hold(owner)
+                await self.box.hold(owner)
             except DeadLetterError as error:
                 if error.code == "locked" or not error.retryable or monotonic() - renewed_at > HOLD_SECONDS * 0.8:
                     raise
@@ -234,17 +226,17 @@ class Redrive:
 
     async def _deliver_all(self, wanted: LetterFilter) -> int:
         """Returns how many letters were read."""
-        slots, count = asyncio.Semaphore(self._settings.concurrency), 0
-        async with asyncio.TaskGroup() as group, aclosing(self._box.read()) as letters:
+        slots, count = asyncio.Semaphore(self.settings.concurrency), 0
+        async with asyncio.TaskGroup() as group, aclosing(self.box.read()) as letters:
             async for stored in letters:
                 count += 1
-                if self._stop.is_set():
+                if self.stop.is_set():
                     break
-                if not (wanted.matches(stored.letter) and self._accepts(stored.letter)):
+                if not (wanted.matches(stored.letter) and self.accepts(stored.letter)):
                     continue
                 self._tally.add()
                 # If a process died during its delivery, it is delivered alone: no other letter can be the cause then.
-                needed = self._settings.concurrency if stored.letter.redrives_cut_off else 1
+                needed = self.settings.concurrency if stored.letter.redrives_cut_off else 1
                 for _ in range(needed):
                     await slots.acquire()
                 key = order_key(stored.letter)
@@ -260,7 +252,7 @@ class Redrive:
             slots.release()
         if self._last_of_key.get(key) is task:
             del self._last_of_key[key]
-        self._on_progress(self.report)
+        self.on_progress(self.report)
 
     async def _after(self, previous: asyncio.Task[None] | None, stored: StoredLetter) -> None:
         """Delivers a letter when the earlier one of its key is done."""
@@ -271,10 +263,10 @@ class Redrive:
             self._tally.settle(letter, "held_back")
             return
         await self._pace()
-        if self._stop.is_set():
+        if self.stop.is_set():
             return
         try:
-            whole = await self._retry(lambda: fetch_whole(stored, self._aws))
+            whole = await self._retry(lambda: fetch_whole(stored, self.aws))
         except DeadLetterError as error:
             if error.retryable:
                 raise
@@ -286,16 +278,16 @@ class Redrive:
         if letter.redrives_cut_off >= CUT_OFF_MAX:
             await self._settle_failed(stored, whole, KILLED, ())
             return
-        begun = await self._retry(lambda: self._box.begin(stored, begin_delivery(letter)))
+        begun = await self._retry(lambda: self.box.begin(stored, begin_delivery(letter)))
         failure, calls_at = await self._deliver(whole)
         if failure is None:
             await self._remove(begun)
             self._tally.settle(letter, "delivered")
             _log.info("the letter of record %s was delivered", letter.place)
-        elif not self._stop.is_set() or len(calls_at) >= self._settings.policy.attempts:
+        elif not self.stop.is_set() or len(calls_at) >= self.settings.policy.attempts:
             await self._settle_failed(begun, whole, failure, calls_at)
         else:
-            await self._retry(lambda: self._box.replace(begun, letter))  # stopped, not cut off
+            await self._retry(lambda: self.box.replace(begun, letter))  # stopped, not cut off
 
     async def _deliver(self, letter: Letter) -> tuple[Failure | None, tuple[float, ...]]:
         """Returns the last failure, None if a call succeeded, and when each call began."""
@@ -303,13 +295,13 @@ class Redrive:
         while True:
             calls_at.append(time())
             try:
-                await self._delivery.deliver(letter, len(calls_at))
+                await self.delivery.deliver(letter, len(calls_at))
             except (Exception, asyncio.CancelledError) as error:
                 task = asyncio.current_task()
                 if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                     raise  # this redrive ends; a handler may raise it, too
                 failure = Failure.of(error)
-                pause_ms = retry_in_ms(self._settings.policy, len(calls_at), self._entropy)
+                pause_ms = retry_in_ms(self.settings.policy, len(calls_at), self._entropy)
                 if pause_ms is None or await self._is_stopped_within(pause_ms / 1000):
                     return failure, tuple(calls_at)
             else:
@@ -321,7 +313,7 @@ class Redrive:
         """Moves the letter to the review destination. Without one, counts the failure in the stored letter, which keeps
         the message and the stack of its first failure.
         """
-        review, latest, letter = self._review, failed_again(whole, failure, calls_at), stored.letter
+        review, latest, letter = self.review, failed_again(whole, failure, calls_at), stored.letter
         text = f"{failure.error_type}: {failure.message}"
         if review is not None:
             pointer = await self._retry(lambda: review.write(latest))
@@ -329,14 +321,14 @@ class Redrive:
             self._tally.settle(letter, "reviewed", text)
             _log.warning("the letter of record %s failed again, and went to review: %s", letter.place, text)
         else:
-            await self._retry(lambda: self._box.replace(stored, with_counts(letter, latest)))
+            await self._retry(lambda: self.box.replace(stored, with_counts(letter, latest)))
             self._tally.settle(letter, "failed", text)
             _log.warning("the letter of record %s failed again, and stays: %s", letter.place, text)
 
     async def _remove(self, stored: StoredLetter, *, with_overflow: bool = True) -> None:
-        await self._retry(lambda: self._box.delete(stored))
+        await self._retry(lambda: self.box.delete(stored))
         if with_overflow:
-            await self._retry(lambda: delete_overflow(stored.letter, self._aws))
+            await self._retry(lambda: delete_overflow(stored.letter, self.aws))
 
     async def _retry(self, call: Callable[[], Awaitable[T]]) -> T:
         """Retries a call for a while: if it failed, the whole letter would be delivered again."""
@@ -352,16 +344,16 @@ class Redrive:
                 await asyncio.sleep(backoff_ms(failures, self._entropy, first_ms=200, max_ms=5_000) / 1000)
 
     async def _pace(self) -> None:
-        if self._settings.rate is None:
+        if self.settings.rate is None:
             return
         now = monotonic()
         start = max(now, self._next_start)
-        self._next_start = start + 1 / self._settings.rate
+        self._next_start = start + 1 / self.settings.rate
         await self._is_stopped_within(start - now)
 
     async def _is_stopped_within(self, seconds: float) -> bool:
-        await _wait(self._stop, seconds)
-        return self._stop.is_set()
+        await _wait(self.stop, seconds)
+        return self.stop.is_set()
 
 
 # The facade: it opens the box, and decides nothing
@@ -434,21 +426,26 @@ class DeadLetters:
         """Writes whole letters to a file, one JSON object per line. Returns their number. The file is complete, or not
         there. A letter whose object in the overflow is gone has no payload, and `overflow` names the object.
         """
-        path, count = Path(path), 0
+        path = Path(path)
         unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
         try:
             with unfinished.open("wb") as file:
-                async with self._reading() as box, aclosing(_matching(box, where)) as found:
-                    async for stored in found:
-                        letter = await self._whole_if_possible(stored)
-                        if (pointer := letter.overflow) is not None:
-                            text = "the letter of record %s has no payload: %s is gone, or no letter"
-                            _log.warning(text, letter.place, pointer)
-                        file.write(encode_letter(letter) + b"\n")
-                        count += 1
+                count = await self._export(file, where)
             unfinished.replace(path)
         finally:
             unfinished.unlink(missing_ok=True)
+        return count
+
+    async def _export(self, file: BinaryIO, where: LetterFilter) -> int:
+        count = 0
+        async with self._reading() as box, aclosing(_matching(box, where)) as found:
+            async for stored in found:
+                letter = await self._whole_if_possible(stored)
+                if (pointer := letter.overflow) is not None:
+                    text = "the letter of record %s has no payload: %s is gone, or no letter"
+                    _log.warning(text, letter.place, pointer)
+                file.write(encode_letter(letter) + b"\n")
+                count += 1
         return count
 
     async def _whole_if_possible(self, stored: StoredLetter) -> Letter:
@@ -590,9 +587,9 @@ class DeadLetters:
 
         def run(where: LetterFilter) -> Awaitable[RedriveReport]:
             redrive = Redrive(
-                self._box,
-                delivery,
-                settings,
+                box=self._box,
+                delivery=delivery,
+                settings=settings,
                 review=review,
                 accepts=accepts,
                 stop=stop or asyncio.Event(),

@@ -93,7 +93,7 @@ class SqsLetters:
         answer = await self._call("GetQueueAttributes", QueueUrl=queue.url, AttributeNames=wanted)
         return int(answer["Attributes"]["ApproximateNumberOfMessages"])
 
-    async def hold(self, owner: str) -> None:  # noqa: ARG002 -- whoever receives a message holds it
+    async def hold(self, owner: str) -> None:  # noqa: ARG002 -- the receiver of a message holds it
         self._renewed_at = monotonic()
         await self._change_visibility(round(HOLD_SECONDS))
 

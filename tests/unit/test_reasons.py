@@ -102,6 +102,12 @@ def test_a_status_row_of_a_newer_version_is_read():
     assert found.reason == UnknownReason(code="retention-near", text="records are trimmed in 5 minutes")
 
 
+def test_a_stop_that_was_stored_as_plain_text_is_read():
+    row = LeaseRow(key=KEY, stopped=Stopped(SAMPLES[-1], None, None, "a#1", 7))
+    fields = msgspec.json.decode(encode_row(row)) | {"stopped_reason": "its handler failed 3 times"}
+    assert str(decode_row("lease", msgspec.json.encode(fields)).stopped.reason) == "its handler failed 3 times"
+
+
 def test_a_shortened_reason_has_short_texts_that_any_store_takes():
     long = reasons.ReadsFailing(error="x" * 500 + "\ud800", failure_count=2)
     short = long.shortened(20)

@@ -26,7 +26,7 @@ from anabranch._model.leases import (
     StreamRow,
 )
 from anabranch._model.streams import TRIM_HORIZON, Position, StartingPosition, at_timestamp
-from anabranch.reasons import parse_reason
+from anabranch.reasons import Reason, parse_reason
 from anabranch.stores.row_store import KINDS, Kind, Row
 
 Fields = dict[str, Any]
@@ -166,8 +166,15 @@ def _stopped(column: Fields) -> Stopped | None:
     partition_key, member_id, at_wall_ms = msgspec.convert(
         [column[name] for name in names], tuple[str | None, str, int]
     )
-    reason, position = msgspec.json.decode(column["stopped_reason"]), _position(column["stopped_position"])
-    return Stopped(parse_reason(reason), position, partition_key, member_id, at_wall_ms)
+    position = _position(column["stopped_position"])
+    return Stopped(_reason(column["stopped_reason"]), position, partition_key, member_id, at_wall_ms)
+
+
+def _reason(text: str) -> Reason:
+    try:
+        return parse_reason(msgspec.json.decode(text))
+    except msgspec.DecodeError:
+        return parse_reason(text)  # an earlier version wrote plain text
 
 
 def _stored_open_key(key: OpenKey) -> tuple[str | int, ...]:
@@ -306,6 +313,10 @@ CODECS: Final[dict[Kind, RowCodec]] = {
 
 
 # JSON
+_ADDED: Final = ("consumer_name", "consumer_arn", "consumer_state")
+"""Rows of earlier versions do not have these."""
+
+
 def encode_row(row: Row) -> bytes:
     """A row as JSON, with the fields of a newer version beside those that this one knows."""
     return msgspec.json.encode(row.extra | CODECS[KINDS[type(row)]].fields(row))
@@ -316,8 +327,9 @@ def decode_row(kind: Kind, data: bytes) -> Row:
     if kind not in CODECS:
         raise ValueError(f"unknown kind of row {kind!r}; the kinds are {', '.join(get_args(Kind))}")
     codec = CODECS[kind]
-    fields = _OBJECT.decode(data)
+    stored = _OBJECT.decode(data)
+    fields = dict.fromkeys(_ADDED) | stored
     if missing := [name for name in codec.columns if name not in fields]:
         raise ValueError(f"a row of kind {kind!r} must have the fields {', '.join(missing)}")
-    extra = {name: value for name, value in fields.items() if name not in codec.columns}
+    extra = {name: value for name, value in stored.items() if name not in codec.columns}
     return cast("Row", codec.row(fields, extra))

@@ -18,14 +18,14 @@ import sqlite3
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import msgspec
 from msgspec.structs import replace
@@ -109,7 +109,8 @@ def _may_ignore_locks(kind: str) -> bool:
 # first file may be the user's own database. A column holds one field of a row (`row_codec`).
 
 VERSION: Final = 2
-"""Of the tables. Version 1 was never released."""
+_WITHOUT_APP_IDS: Final = 1
+"""The version of the tables in which rows were stored under the application's name alone."""
 
 _INTEGERS: Final = frozenset({
     "bootstrapped", "change_count", "checkpointed_wall_ms", "completed", "count", "counter", "created_wall_ms",
@@ -232,24 +233,73 @@ def create_tables(connection: sqlite3.Connection, statements: tuple[str, ...]) -
     )
 
 
-def has_tables(connection: sqlite3.Connection, path: Path) -> bool:
-    """Refuses tables of another version."""
+def check_version(connection: sqlite3.Connection, path: str) -> int | None:
+    """The version of our tables; None if they do not exist yet. Refuses tables of a newer version."""
     table = connection.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'anabranch_meta'")
     if table.fetchone() is None:
-        return False
+        return None
     found = connection.execute("SELECT value FROM anabranch_meta WHERE name = 'schema_version'").fetchone()
-    version = str(found and found[0])
-    if version.isdigit() and int(version) > VERSION:
-        raise LeaseStoreInvalidError(
-            f"{path} was written by a newer anabranch (schema {version}; this one reads up to {VERSION}): "
-            "upgrade this worker, or name another file"
-        )
-    if version != str(VERSION):
+    if found is None or not str(found[0]).isdigit() or int(found[0]) < 1:
         raise LeaseStoreInvalidError(
             f"{path}: its table anabranch_meta has no valid schema_version (found {found and found[0]!r}, "
             f"expected {VERSION}): restore the file from a backup, or name another one"
         )
-    return True
+    if int(found[0]) > VERSION:
+        raise LeaseStoreInvalidError(
+            f"{path} was written by a newer anabranch (schema {found[0]}; this one reads up to {VERSION}): "
+            "upgrade this worker, or name another file"
+        )
+    return int(found[0])
+
+
+def read_app_ids(connection: sqlite3.Connection) -> dict[str, str]:
+    """By application. Works for every version."""
+    return dict(connection.execute("SELECT application, app_id FROM anabranch_applications"))
+
+
+def old_app_row(connection: sqlite3.Connection, app: str) -> AppRow | None:
+    """From tables of version 1."""
+    columns = ("app", "app_id", "created_wall_ms", "incarnation")
+    found = connection.execute(
+        "SELECT application, app_id, created_wall_ms, incarnation FROM anabranch_applications WHERE application = ?",
+        (app,),
+    ).fetchone()
+    return None if found is None else msgspec.convert(dict(zip(columns, found, strict=True)), AppRow)
+
+
+_ADDED: Final[dict[Kind, dict[str, Any]]] = {
+    "app": {"watch": 0, "place": "here", "other_store": ""},
+    "stream": {"consumer_name": None, "consumer_arn": None, "consumer_state": None},
+    "lease": {},
+    "command": {},
+    "member": {"order_mode": "shard", "streams": "", "change_count": 0, "changed": "", "wanted": ""},
+}
+"""The tables of version 1, and the values of the columns that they did not have."""
+
+
+def migrate(connection: sqlite3.Connection, statements: tuple[str, ...], app_ids: Mapping[str, str]) -> None:
+    """Brings tables of version 1 to the present version. Call inside a write transaction.
+
+    Version 1 stored rows under the application's name alone; `app_ids` says under which id they belong.
+    """
+    found = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    tables = {TABLES[kind]: added | {"extra": "{}"} for kind, added in _ADDED.items() if TABLES[kind].name in found}
+    connection.execute("DROP INDEX IF EXISTS anabranch_leases_unfinished")
+    for table in tables:
+        connection.execute(f"ALTER TABLE {table.name} RENAME TO {table.name}_1")
+    create_tables(connection, statements)
+    for table, added in tables.items():
+        old = [column for column in table.columns if column not in added and column != "app_id"]
+        rows = connection.execute(f"SELECT {', '.join(old)} FROM {table.name}_1").fetchall()  # noqa: S608 -- constants
+        for values in rows:
+            row = dict(zip(old, values, strict=True)) | added
+            row.setdefault("app_id", app_ids.get(row["application"]))
+            if row["app_id"] is not None:
+                names, marks = ", ".join(row), ", ".join("?" * len(row))
+                insert = f"INSERT INTO {table.name} ({names}) VALUES ({marks})"  # noqa: S608 -- constants
+                connection.execute(insert, tuple(row.values()))
+        connection.execute(f"DROP TABLE {table.name}_1")
+    connection.execute("UPDATE anabranch_meta SET value = ? WHERE name = 'schema_version'", (str(VERSION),))
 
 
 def read_uuid(connection: sqlite3.Connection) -> str:
@@ -293,12 +343,18 @@ class Database:
         self._is_closed = False
         self._waiting: deque[Waiting] = deque()
 
-    async def create(self) -> None:
-        """Creates the file and the tables if they do not exist."""
-        await self.run(self._create)
+    async def create(self, app_ids: Mapping[str, str] | None = None) -> None:
+        """Creates the file and the tables if they do not exist, and migrates tables of an earlier version. `app_ids` is
+        needed for that where the applications are in another file.
+        """
+        await self.run(partial(self._create, app_ids))
 
     async def read(self, work: Work[T]) -> T:
         return await self.run(lambda: self._transact("BEGIN", work))
+
+    async def peek(self, work: Work[T]) -> T:
+        """Reads a file of any version, over a connection of its own. It must exist."""
+        return await self.run(partial(self._peek, work))
 
     async def write(self, work: Work[T]) -> T:
         """Returns once the write is on disk."""
@@ -308,9 +364,9 @@ class Database:
         self._thread.submit(self._write_waiting)
         return await asyncio.wrap_future(answer)
 
-    async def exists(self) -> bool:
-        """Whether the file exists and has our tables. Creates nothing."""
-        return await self.run(self._exists)
+    async def version(self) -> int | None:
+        """The version of our tables; None if the file or they do not exist. Creates nothing."""
+        return await self.run(self._version)
 
     async def close(self, last: Callable[[], None] | None = None) -> None:
         """Stops the thread after running `last` on it."""
@@ -378,27 +434,35 @@ class Database:
             connection.execute("RELEASE one")
         return outcomes
 
-    def _create(self) -> None:
+    def _create(self, app_ids: Mapping[str, str] | None) -> None:
         if not self.path.parent.is_dir():
             raise LeaseStoreInvalidError(f"{self.path}: its folder does not exist; create it, or name another file")
         self._disconnect()
         connection = self._connect("rwc")
         try:
-            if not has_tables(connection, self.path):
+            if check_version(connection, str(self.path)) != VERSION:
                 connection.execute("BEGIN IMMEDIATE")
-                if not has_tables(connection, self.path):  # another process may have been faster
+                version = check_version(connection, str(self.path))  # another process may have been faster
+                if version is None:
                     create_tables(connection, self._statements)
+                elif version != VERSION:
+                    known = read_app_ids(connection) if app_ids is None else app_ids
+                    migrate(connection, self._statements, known)
                 connection.execute("COMMIT")
         except BaseException:
             connection.close()
             raise
         self._keep(connection)
 
-    def _exists(self) -> bool:
+    def _version(self) -> int | None:
         if not self.path.exists():
-            return False
+            return None
         with closing(self._open("rw")) as connection:
-            return has_tables(connection, self.path)
+            return check_version(connection, str(self.path))
+
+    def _peek(self, work: Work[T]) -> T:
+        with closing(self._open("rw")) as connection:
+            return work(connection)
 
     def _transact(self, begin: str, work: Work[T]) -> T:
         connection = self._current()
@@ -428,7 +492,7 @@ class Database:
             )
         if self._connection is None:
             connection = self._connect("rw")
-            if not has_tables(connection, self.path):
+            if check_version(connection, str(self.path)) != VERSION:
                 connection.close()
                 raise LeaseStoreInvalidError(
                     f"{self.path} holds no leases: open the store first; if it was open, its tables were dropped, "
@@ -567,6 +631,15 @@ class Presence:
         finally:
             os.close(descriptor)
 
+    def held_by_others(self) -> list[str]:
+        """The members whose processes are running, by their locks. Long names are cut."""
+        files = sorted(self._folder.iterdir()) if self._folder.is_dir() else []
+        names = [unquote(file.name) for file in files]
+        return [name for name in names if name not in self._held and self._is_locked(name)]
+
+    def _is_locked(self, member_id: str) -> bool:
+        return self._file(member_id).exists() and not self.is_dead(member_id)
+
     def close(self) -> None:
         for descriptor in self._held.values():
             _release(descriptor)
@@ -660,8 +733,10 @@ class SqliteLeaseStore(RowLeaseStore):
     async def open(self, app: AppRow) -> AppRow:
         self._check_name(app)
         await self._main.run(self._check_place)
+        if await self._workers.version() == _WITHOUT_APP_IDS:
+            await self._workers.run(self._check_old_workers)
         await self._main.create()
-        await self._workers.create()
+        await self._workers.create(await self._main.read(read_app_ids))
         await self.identity()
         # Finding the row needs no lock: a worker can join even if another process was paused inside a write.
         return await super().open(app)
@@ -672,8 +747,21 @@ class SqliteLeaseStore(RowLeaseStore):
             _log.warning("%s", warning)
         self._locks_are_reliable = has_reliable_locks(kind)
 
+    def _check_old_workers(self) -> None:
+        """Workers of an earlier version cannot use the new"""
+        if held := self._presence.held_by_others():
+            raise LeaseStoreInvalidError(
+                f"{self.path} was written by an earlier anabranch and is in use by its workers ({', '.join(held)}): "
+                "stop them before you start this version, which changes the tables"
+            )
+
     async def read_app(self) -> AppRow | None:
-        return await super().read_app() if await self._main.exists() else None
+        version = await self._main.version()
+        if version is None:
+            return None
+        if version == _WITHOUT_APP_IDS:
+            return await self._main.peek(lambda connection: old_app_row(connection, self.app))
+        return await super().read_app()
 
     async def delete_app(self, app_id: str) -> bool:
         for row in (await self.scan([Scope("member", self.app, app_id)])).rows:
@@ -682,14 +770,14 @@ class SqliteLeaseStore(RowLeaseStore):
         return await super().delete_app(app_id)
 
     async def leftovers(self) -> Sequence[str]:
-        return await super().leftovers() if await self._main.exists() else ()
+        return await super().leftovers() if await self._main.version() == VERSION else ()
 
     async def applications(self) -> list[str]:
         """The applications in the file, sorted. Creates nothing."""
-        if not await self._main.exists():
+        if await self._main.version() is None:
             return []
         query = "SELECT application FROM anabranch_applications ORDER BY application"
-        return await self._main.read(lambda connection: [name for (name,) in connection.execute(query)])
+        return await self._main.peek(lambda connection: [name for (name,) in connection.execute(query)])
 
     # members
     async def register_member(self, row: MemberRow) -> MemberRow:

@@ -214,17 +214,29 @@ def plan_round(
         for row in detector.sealable(now_ms, known_dead)
         if row.member_id != table.member_id
     ]
-    steps.extend(_repeat_transfers(table))
+    steps.extend(  # repeats each release or gift that has no answer yet
+        Write(holding.pending_transfer, holding.row.version)
+        for holding in table.held.values()
+        if holding.pending_transfer is not None
+    )
     mine = detector.row(table.member_id)
     wanted = () if mine is None else mine.wanted
-    _forget_answers(table, wanted)
+    # The requester saw an answer once the request is gone from the row. After that, the same request is a new one.
+    for name in [name for name in table.answered if name not in wanted]:
+        del table.answered[name]
     is_due = table.plan_again_ms is None or now_ms >= table.plan_again_ms
     if not (table.changed or is_due or table.unanswered(wanted)):
         return steps
     table.changed = False
     table.plan_again_ms = now_ms + ASK_AGAIN_MS
-    desired = _desired(table, detector, now_ms)
-    table.unplaced = {key: table.unplaced.get(key, now_ms) for key in _unplaced(table, detector, desired)}
+    live = detector.live()
+    demands = _demands(table, live, detector.membership_changed_ms, now_ms)
+    desired = balance((MemberCapacity(row.member_id, row.shards_max) for row in live if not row.draining), demands)
+    table.unplaced = {  # leases that could run, but no member has room for them (rule S7)
+        demand.key: table.unplaced.get(demand.key, now_ms)
+        for demand in demands
+        if demand.owner is None and demand.key not in desired and table.reads(demand.key)
+    }
     steps.extend(_answer_requests(table, wanted, desired))
     if may_take:
         steps.extend(_take_and_ask(table, detector, desired, now_ms))
@@ -232,28 +244,34 @@ def plan_round(
     return steps
 
 
-def _repeat_transfers(table: LeaseTable) -> list[Step]:
-    """Repeat each release or gift that has no answer yet."""
-    return [
-        Write(holding.pending_transfer, holding.row.version)
-        for holding in table.held.values()
-        if holding.pending_transfer is not None
-    ]
-
-
-def _desired(table: LeaseTable, detector: FailureDetector, now_ms: int) -> dict[LeaseKey, str]:
-    live = detector.live()
-    alive = {row.member_id: row for row in live}
-    members = [MemberCapacity(row.member_id, row.shards_max) for row in live if not row.draining]
+def _demands(table: LeaseTable, live: list[MemberRow], changed_ms: int, now_ms: int) -> list[LeaseDemand]:
+    """The leases that have a live owner, or can be taken now. The members last changed at `changed_ms`."""
+    alive = {row.member_id: None for row in live}
     takers: dict[str, tuple[str, ...]] = {}
     demands: list[LeaseDemand] = []
     for row in table.leases.values():
-        stream_key = row.key.stream_key
-        if stream_key not in takers:
-            takers[stream_key] = _takers(live, stream_key)
-        if not row.is_finished and (row.owner in alive or not lifecycle.open_parents(row, table.leases)):
-            demands.append(_demand(table, row, alive, takers[stream_key], detector.membership_changed_ms, now_ms))
-    return balance(members, demands)
+        if row.is_finished:
+            continue
+        key, owner = row.key, row.owner if row.owner in alive else None
+        is_waiting = bool(lifecycle.open_parents(row, table.leases))
+        if owner is None and is_waiting:
+            continue
+        if key.stream_key not in takers:
+            takers[key.stream_key] = _takers(live, key.stream_key)
+        moved_ms, previous = table.moved.get(key, (None, None))
+        # Only moves between live members cool down, so that a fleet rebalances quickly after a crash. Moves shortly
+        # after a membership change do not cool down either.
+        is_cooling = (
+            moved_ms is not None
+            and previous in alive
+            and moved_ms - changed_ms > SETTLING_MS
+            and now_ms - moved_ms < MOVE_COOL_DOWN_MS
+        )
+        holding = table.held.get(key)
+        is_kept = holding is not None and now_ms < holding.kept_until_ms
+        demand_weight = 0 if is_waiting else weight(row)
+        demands.append(LeaseDemand(key, owner, demand_weight, not (is_cooling or is_kept), takers[key.stream_key]))
+    return demands
 
 
 def _takers(live: list[MemberRow], stream_key: str) -> tuple[str, ...]:
@@ -263,50 +281,6 @@ def _takers(live: list[MemberRow], stream_key: str) -> tuple[str, ...]:
     staying = [row for row in live if not row.draining and row.reads(stream_key)]
     healthy = [row for row in staying if row.reads_healthy]
     return tuple(row.member_id for row in healthy or staying)
-
-
-def _unplaced(table: LeaseTable, detector: FailureDetector, desired: dict[LeaseKey, str]) -> list[LeaseKey]:
-    """Leases that could run but that no member has room for (rule S7), of the streams that this member reads."""
-    alive = {row.member_id: None for row in detector.live()}
-    return [
-        key
-        for key, row in table.leases.items()
-        if table.reads(key)
-        and not row.is_finished
-        and row.owner not in alive
-        and key not in desired
-        and not lifecycle.open_parents(row, table.leases)
-    ]
-
-
-def _demand(
-    table: LeaseTable,
-    row: LeaseRow,
-    alive: dict[str, MemberRow],
-    takers: tuple[str, ...],
-    changed_ms: int,
-    now_ms: int,
-) -> LeaseDemand:
-    owner = row.owner if row.owner in alive else None
-    moved_ms, previous = table.moved.get(row.key, (None, None))
-    # Only moves between live members cool down, so that a fleet rebalances quickly after a crash. Moves shortly after a
-    # membership change do not cool down either.
-    cooling = (
-        moved_ms is not None
-        and previous in alive
-        and moved_ms - changed_ms > SETTLING_MS
-        and now_ms - moved_ms < MOVE_COOL_DOWN_MS
-    )
-    holding = table.held.get(row.key)
-    kept = holding is not None and now_ms < holding.kept_until_ms
-    active = 0 if lifecycle.open_parents(row, table.leases) else weight(row)
-    return LeaseDemand(row.key, owner, active, not (cooling or kept), takers)
-
-
-def _forget_answers(table: LeaseTable, wanted: tuple[str, ...]) -> None:
-    """The requester saw an answer once the request is gone from the row. After that, the same request is a new one."""
-    for name in [name for name in table.answered if name not in wanted]:
-        del table.answered[name]
 
 
 def _answer_requests(table: LeaseTable, wanted: tuple[str, ...], desired: dict[LeaseKey, str]) -> list[Step]:

@@ -10,21 +10,14 @@ Two lost heartbeats in a row must not cost an owner its leases:
 
     heartbeat interval + 3 * call deadline <= fence
 
-Times are whole milliseconds, so the comparison is exact.
+`lease_timing` satisfies both for every expiry that the settings allow: 3 s or more.
 """
 
 from typing import Final, Literal
 
 import msgspec
-from msgspec import structs
 
-from anabranch.errors import ConfigurationError
-
-CLOCK_RATE_ERROR_PERCENT: Final = 1
 LEASE_EXPIRY_MS_DEFAULT: Final = 10_000
-LEASE_EXPIRY_MS_MIN: Final = 3_000
-
-_TYPICAL_CALL_MS: Final = 100
 _POLL_MS_PER_MEMBER: Final = 25
 
 
@@ -48,37 +41,6 @@ class LeaseTiming(msgspec.Struct, frozen=True, kw_only=True):
     returns about 34,000.
     """
 
-    def violations(self) -> tuple[str, ...]:
-        """Every violated inequality, with its numbers. Empty if the timing is safe."""
-        found: list[str] = []
-        if self.expiry_ms < LEASE_EXPIRY_MS_MIN:
-            found.append(f"lease expiry is {self.expiry_ms} ms; it must be at least {LEASE_EXPIRY_MS_MIN} ms")
-        found.extend(
-            f"{name} is {value}; it must be positive" for name, value in structs.asdict(self).items() if value <= 0
-        )
-        slow, fast = 100 - CLOCK_RATE_ERROR_PERCENT, 100 + CLOCK_RATE_ERROR_PERCENT
-        after_fence_ms = self.grace_ms + self.slack_ms
-        # fence * 100/99 + grace + slack <= expiry * 100/101, multiplied by 99 * 101
-        if self.fence_ms * 100 * fast + after_fence_ms * slow * fast > self.expiry_ms * 100 * slow:
-            found.append(
-                f"an owner may still run when another one starts: fence {self.fence_ms} ms / {slow} % + grace "
-                f"{self.grace_ms} ms + slack {self.slack_ms} ms must not exceed expiry {self.expiry_ms} ms / {fast} %"
-            )
-        tries_ms = self.heartbeat_interval_ms + 3 * self.call_deadline_ms
-        if tries_ms > self.fence_ms:
-            found.append(
-                f"too few heartbeats before the fence: interval {self.heartbeat_interval_ms} ms + 3 * call deadline "
-                f"{self.call_deadline_ms} ms must not exceed fence {self.fence_ms} ms"
-            )
-        recovery_ms = self.poll_interval_ms + self.expiry_ms * fast // 100 + 4 * _TYPICAL_CALL_MS
-        if recovery_ms >= self.expiry_ms * 3 // 2:
-            found.append(
-                f"a dead member's shards would be read again after {recovery_ms} ms; that must stay under one and a "
-                f"half times the expiry, {self.expiry_ms * 3 // 2} ms: poll more often than every "
-                f"{self.poll_interval_ms} ms"
-            )
-        return tuple(found)
-
     def read_pause_for(self, member_count: int, lease_count: int) -> int:
         """How long a member waits between two reads of all leases, so that reads of a large fleet do not throttle each
         other. 0 if rounds are further apart anyway.
@@ -94,8 +56,7 @@ class LeaseTiming(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lease_timing(expiry_ms: int = LEASE_EXPIRY_MS_DEFAULT) -> LeaseTiming:
-    """Raises `ConfigurationError` with all problems if the expiry cannot work."""
-    timing = LeaseTiming(
+    return LeaseTiming(
         expiry_ms=expiry_ms,
         heartbeat_interval_ms=expiry_ms // 4,
         call_deadline_ms=expiry_ms * 15 // 100,
@@ -104,9 +65,6 @@ def lease_timing(expiry_ms: int = LEASE_EXPIRY_MS_DEFAULT) -> LeaseTiming:
         slack_ms=expiry_ms // 20,
         poll_interval_ms=min(1_000, expiry_ms // 10),
     )
-    if violations := timing.violations():
-        raise ConfigurationError(violations)
-    return timing
 
 
 CLOCK_JUMP_MS_MAX: Final = 1_000

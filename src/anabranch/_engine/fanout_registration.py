@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from msgspec.structs import replace
 
@@ -17,10 +17,7 @@ from anabranch._core.leases.store_calls import NoAnswer, PollStore, ReadStreams,
 from anabranch._core.reading.registration import (
     LOOK_EVERY_MS,
     Found,
-    Look,
-    LookAgain,
     Ready,
-    Register,
     Store,
     may_remove,
     next_step,
@@ -105,7 +102,7 @@ class FanOutRegistration:
             if isinstance(step, Ready):
                 self._note(row, FanOutConsumer(name=name, arn=step.arn, state="registered"))
                 return
-            if isinstance(step, LookAgain) and waited_ms >= self._start_timeout_ms:
+            if step == "look_again" and waited_ms >= self._start_timeout_ms:
                 status = found if isinstance(found, str) else found.status
                 raise TransportError(
                     f"consumer {name} of stream {row.name} is still {status} after "
@@ -118,16 +115,18 @@ class FanOutRegistration:
             self._consumers[row.stream_key] = consumer
             self._ports.emit(ConsumerRegistered(stream=row.name, consumer=consumer.name, arn=consumer.arn))
 
-    async def _perform(self, step: Look | LookAgain | Register | Store, row: StreamRow, name: str) -> Found:
+    async def _perform(
+        self, step: Literal["look", "look_again", "register"] | Store, row: StreamRow, name: str
+    ) -> Found:
         """Returns what is known about the consumer afterwards."""
         clock = self._ports.clock
         match step:
-            case Look():
+            case "look":
                 return await self._look(row, name)
-            case LookAgain():
+            case "look_again":
                 await clock.sleep_until_ms(clock.now_ms() + LOOK_EVERY_MS)
                 return await self._look(row, name)
-            case Register():
+            case "register":
                 await self._register(row, name)
                 return await self._look(row, name)
             case Store():

@@ -43,22 +43,10 @@ def is_temporary_name(name: str) -> bool:
     return re.fullmatch(rf"{_PREFIX}[0-9a-f]{{{_ID_DIGITS}}}", name) is not None
 
 
-class Look(NamedTuple):
-    """Call DescribeStreamConsumer, now."""
-
-
-class Register(NamedTuple):
-    """Call RegisterStreamConsumer. That it exists already is no error."""
-
-
 class Store(NamedTuple):
     """Write the stream's row."""
 
     fanout: FanOutConsumer
-
-
-class LookAgain(NamedTuple):
-    """Wait a moment, then read the row and call DescribeStreamConsumer."""
 
 
 class Ready(NamedTuple):
@@ -67,7 +55,10 @@ class Ready(NamedTuple):
     arn: str
 
 
-Step: TypeAlias = Look | Register | Store | LookAgain | Ready
+Step: TypeAlias = Literal["look", "look_again", "register"] | Store | Ready
+"""`look`: call DescribeStreamConsumer; `look_again`: the same, after a moment; `register`: call RegisterStreamConsumer,
+where it is no error if the consumer exists already.
+"""
 Found: TypeAlias = ConsumerDescription | Literal["missing", "unknown"]
 
 
@@ -85,15 +76,15 @@ def next_step(name: str, stored: FanOutConsumer | None, found: Found, *, waited_
     if stored is not None and stored.name != name:
         stored = None  # another consumer_name is configured now
     if stored is not None and stored.state == "removing":
-        return LookAgain() if waited_ms < REMOVING_MS_MAX else Store(replace(stored, state="registering"))
+        return "look_again" if waited_ms < REMOVING_MS_MAX else Store(replace(stored, state="registering"))
     is_settled = stored is not None and stored.state in {"registered", "found"}
     if found == "unknown":
-        return Ready(stored.arn) if stored is not None and is_settled else Look()
+        return Ready(stored.arn) if stored is not None and is_settled else "look"
     if found == "missing":
         is_announced = stored is not None and stored.state == "registering"
-        return Register() if is_announced else Store(FanOutConsumer(name=name, state="registering"))
+        return "register" if is_announced else Store(FanOutConsumer(name=name, state="registering"))
     if found.status != "ACTIVE":
-        return LookAgain()
+        return "look_again"
     if stored is None:
         return Store(FanOutConsumer(name=name, arn=found.arn, state="registered" if is_own else "found"))
     if is_settled and stored.arn == found.arn:

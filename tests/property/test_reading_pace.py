@@ -4,7 +4,7 @@ import random
 
 from hypothesis import given, strategies as st
 
-from anabranch._core.reading.pace import Pace, PaceLimits
+from anabranch._core.reading.pace import PAUSE_FIRST_MS, PAUSE_MAX_MS, Pace, PaceLimits
 from anabranch.limits import GET_RECORDS_BYTES_MAX, SHARD_READ_BYTES_PER_SECOND, SHARD_READS_PER_SECOND
 
 SHARES = st.sampled_from([1.0, 0.9, 0.7, 0.5, 0.3, 0.1])
@@ -69,9 +69,9 @@ def test_an_idle_shard_is_read_ever_more_slowly_up_to_the_limit(share, count, id
 
 @given(failures=st.integers(1, 60), seed=st.integers(0, 2**32))
 def test_failures_are_waited_out_within_doubling_bounds(failures, seed):
-    pace, entropy, limits = Pace(PaceLimits(), 0), random.Random(seed), PaceLimits()
+    pace, entropy = Pace(PaceLimits(), 0), random.Random(seed)
     for number in range(failures):
         pace.on_failure(5000, entropy)
-        longest = min(limits.backoff_max_ms, limits.backoff_ms * 2**number)
+        longest = min(PAUSE_MAX_MS, PAUSE_FIRST_MS * 2**number)
         assert 200 <= pace.next_read_at_ms - 5000 <= 200 + longest
     assert pace.failure_count == failures

@@ -16,7 +16,10 @@ from anabranch._core.backoff import backoff_ms
 from anabranch._model.entropy import Entropy
 from anabranch.limits import SHARD_READ_BYTES_PER_SECOND, SHARD_READS_PER_SECOND
 
-THROTTLED_MAX_MS = 2_000
+PAUSE_FIRST_MS = 250
+PAUSE_MAX_MS = 10_000
+THROTTLED_PAUSE_MAX_MS = 2_000
+"""AWS counts quotas per second, so a throttled reader need not wait longer."""
 
 
 class PaceLimits(msgspec.Struct, frozen=True):
@@ -24,8 +27,6 @@ class PaceLimits(msgspec.Struct, frozen=True):
     """The share of the shard's read quota that this application may use."""
     idle_interval_ms: int = 1000
     """The longest pause between reads of an idle shard."""
-    backoff_ms: int = 250
-    backoff_max_ms: int = 10_000
 
 
 class Pace:
@@ -35,12 +36,13 @@ class Pace:
         self._limits = limits
         self._interval_ms = ceil(1000 / (SHARD_READS_PER_SECOND * limits.share))
         self._idle_ms = self._interval_ms
-        self._failures = 0
+        self.failure_count = 0
+        """Failed reads in a row."""
         self.next_read_at_ms = now_ms
 
     def on_read(self, *, started_at_ms: int, now_ms: int, read_bytes: int, record_count: int, behind_ms: int) -> None:
         """`behind_ms` is how far behind the tip of the shard the read ended."""
-        self._failures = 0
+        self.failure_count = 0
         allowed_at = started_at_ms + self._interval_ms
         paid_at = now_ms + ceil(1000 * read_bytes / (SHARD_READ_BYTES_PER_SECOND * self._limits.share))
         if read_bytes < SHARD_READ_BYTES_PER_SECOND // SHARD_READS_PER_SECOND:
@@ -55,19 +57,11 @@ class Pace:
             self.next_read_at_ms = max(now_ms, started_at_ms + self._idle_ms)
 
     def on_failure(self, now_ms: int, entropy: Entropy, *, throttled: bool = False) -> None:
-        """Full jitter over a doubling pause, never less than the normal interval.
-
-        AWS counts quotas per second, so a throttled reader waits at most two seconds.
-        """
-        longest = min(self._limits.backoff_max_ms, THROTTLED_MAX_MS) if throttled else self._limits.backoff_max_ms
-        self._failures += 1
-        pause_ms = backoff_ms(self._failures, entropy, first_ms=self._limits.backoff_ms, max_ms=longest)
+        """Full jitter over a doubling pause, never less than the normal interval."""
+        longest_ms = THROTTLED_PAUSE_MAX_MS if throttled else PAUSE_MAX_MS
+        self.failure_count += 1
+        pause_ms = backoff_ms(self.failure_count, entropy, first_ms=PAUSE_FIRST_MS, max_ms=longest_ms)
         self.next_read_at_ms = now_ms + self._interval_ms + pause_ms
-
-    @property
-    def failure_count(self) -> int:
-        """Failed reads in a row."""
-        return self._failures
 
 
 UNHEALTHY_AFTER_MS: Final = 60_000

@@ -30,7 +30,6 @@ from anabranch._model.leases import (
     ShardStatus,
     StatusRow,
     StreamRow,
-    SubscriptionStatus,
 )
 from anabranch._model.streams import StartingPosition
 from anabranch.reasons import (
@@ -122,17 +121,14 @@ def _worst(shards: Sequence[ShardStatus]) -> tuple[ShardStatus, ...]:
     furthest = max(shards, key=lambda shard: shard.lag_ms or 0, default=None)
     others = [shard for shard in shards if shard is not furthest]
     worst = [*([] if furthest is None else [furthest]), *others][:SHARDS_MAX]
-    for shard in map(_shortened, worst):
-        room -= _stored_bytes(_without_text(shard))
+    for shard in worst:
+        reason = None if shard.reason is None else shard.reason.shortened(REASON_CHARACTERS_MAX)
+        shorter = replace(shard, reason=reason)
+        room -= _stored_bytes(_without_text(shorter))
         if room < 0:
             break
-        kept.append(shard)
+        kept.append(shorter)
     return tuple(kept)
-
-
-def _shortened(shard: ShardStatus) -> ShardStatus:
-    reason = shard.reason
-    return shard if reason is None else replace(shard, reason=reason.shortened(REASON_CHARACTERS_MAX))
 
 
 def shards_json(shards: Sequence[ShardStatus]) -> str:
@@ -204,17 +200,10 @@ class FleetObserver:
         reported = {(row.member_id, shard.lease): shard for row in rows.statuses for shard in row.shards}
         totals = {row.member_id: row for row in rows.statuses if self._is_fresh(row, now_ms)}
         held = Counter(row.owner for row in leases if not row.is_finished)
-        members = {
-            row.member_id: _member(
-                row,
-                self._counters[row.member_id],
-                now_ms,
-                row.member_id in rows.dead_members,
-                held[row.member_id],
-                totals.get(row.member_id),
-            )
-            for row in rows.members
-        }
+        members: dict[str, FleetMember] = {}
+        for member in rows.members:
+            name, is_dead = member.member_id, member.member_id in rows.dead_members
+            members[name] = self._member(member, now_ms, held[name], totals.get(name), is_dead=is_dead)
         view = _View(
             {row.key: row for row in leases},
             {row.member_id: row for row in rows.members},
@@ -260,6 +249,37 @@ class FleetObserver:
         written_ms = self._written_ms.get(row.member_id)
         return written_ms is not None and now_ms - written_ms < FRESH_MS
 
+    def _member(
+        self, row: MemberRow, now_ms: int, shard_count: int, totals: StatusRow | None, *, is_dead: bool
+    ) -> FleetMember:
+        observed = self._counters[row.member_id]
+        age_ms = now_ms - observed.since_ms
+        state: MemberState = "evicted" if row.state == "sealed" else row.state
+        if row.state == "live" and is_dead:
+            state = "dead"
+        elif row.state == "live" and age_ms >= row.expiry_ms:
+            state = "silent"
+        if state != "live":
+            totals = None
+        lags_ms = [] if totals is None else [shard.lag_ms for shard in totals.shards if shard.lag_ms is not None]
+        return FleetMember(
+            member_id=row.member_id,
+            worker_id=row.worker_id,
+            state=state,
+            heartbeat_seen=observed.moved,
+            heartbeat_age=age_ms / 1000,
+            expiry=row.expiry_ms / 1000,
+            joined_seconds=row.joined_wall_ms / 1000,
+            shard_count=shard_count,
+            shards_max=row.shards_max,
+            records_per_second=None if totals is None else totals.records_per_second,
+            reads_healthy=row.reads_healthy,
+            draining=row.draining,
+            status_seen=totals is not None,
+            lag=max(lags_ms) / 1000 if lags_ms else None,
+            millis_behind_latest=None if totals is None else totals.millis_behind_latest,
+        )
+
 
 def _current_streams(rows: Sequence[StreamRow]) -> dict[str, StreamRow]:
     """If a stream was deleted and created again, only the newest."""
@@ -273,49 +293,6 @@ def _current_streams(rows: Sequence[StreamRow]) -> dict[str, StreamRow]:
 def _is_current(row: LeaseRow, streams: Mapping[str, StreamRow]) -> bool:
     stream = streams.get(row.key.stream_key)
     return stream is not None and stream.generation == row.key.generation
-
-
-def _member(
-    row: MemberRow,
-    observed: _ObservedCounter,
-    now_ms: int,
-    is_dead: bool,  # noqa: FBT001 -- a private function
-    shard_count: int,
-    totals: StatusRow | None,
-) -> FleetMember:
-    age_ms = now_ms - observed.since_ms
-    state: MemberState = "evicted" if row.state == "sealed" else row.state
-    if row.state == "live" and is_dead:
-        state = "dead"
-    elif row.state == "live" and age_ms >= row.expiry_ms:
-        state = "silent"
-    if state != "live":
-        totals = None
-    return FleetMember(
-        member_id=row.member_id,
-        worker_id=row.worker_id,
-        state=state,
-        heartbeat_seen=observed.moved,
-        heartbeat_age=age_ms / 1000,
-        expiry=row.expiry_ms / 1000,
-        joined_seconds=row.joined_wall_ms / 1000,
-        shard_count=shard_count,
-        shards_max=row.shards_max,
-        records_per_second=None if totals is None else totals.records_per_second,
-        reads_healthy=row.reads_healthy,
-        draining=row.draining,
-        status_seen=totals is not None,
-        lag=None if totals is None else _largest_lag(totals),
-        millis_behind_latest=None if totals is None else totals.millis_behind_latest,
-    )
-
-
-def _largest_lag(row: StatusRow) -> float | None:
-    return max((shard.lag_ms / 1000 for shard in row.shards if shard.lag_ms is not None), default=None)
-
-
-def _subscription(status: SubscriptionStatus | None) -> FleetSubscription | None:
-    return None if status is None else FleetSubscription(**asdict(status))
 
 
 class _View(msgspec.Struct, frozen=True):
@@ -336,6 +313,7 @@ class _View(msgspec.Struct, frozen=True):
         state, reason = self._state(row, owner, live_status)
         measured = live_status if owner is not None and owner.status_seen else None
         lag, left = self._lag(row, owner, status, measured, reason)
+        subscription = None if measured is None else measured.subscription
         watermark, stopped = row.checkpoint.watermark, row.stopped
         written_ms = row.checkpointed_at_wall_ms
         return FleetShard(
@@ -366,7 +344,7 @@ class _View(msgspec.Struct, frozen=True):
             ),
             takes_without_progress=row.takes_without_progress,
             fence_token=row.fence_token,
-            subscription=None if measured is None else _subscription(measured.subscription),
+            subscription=None if subscription is None else FleetSubscription(**asdict(subscription)),
         )
 
     def _lag(

@@ -678,13 +678,13 @@ class Session:
         if failure is not None:
             self._last_failures[record.position] = failure
 
-    def retry_at(self, work: Work, at_ms: int, *, counted: bool = True, halve: bool = False) -> None:
+    def retry_at(self, work: Work, at_ms: int, *, halve: bool = False) -> None:
         """The attempt failed. The work is due again at that time; its key or shard waits until then. With `halve`, a
         batch is not tried whole again.
         """
         if not self.is_live:
             return
-        work.attempts += counted
+        work.attempts += 1
         if isinstance(self.lane, BatchLane):
             self.lane.retry_at(at_ms, work.attempts, halve=halve)
         elif work.entry is not None:

@@ -33,7 +33,7 @@ class BatchLane:
     held_back_bytes: Final = 0
 
     def __init__(self, checkpoint: Checkpoint, window: Window, limits: BatchLimits) -> None:
-        self._tracker = Tracker(checkpoint, self.order)
+        self.tracker = Tracker(checkpoint, self.order)
         self._window = window
         self._limits = limits
         self._filling: list[Record[bytes]] = []
@@ -101,7 +101,7 @@ class BatchLane:
         """The next half, or all that is left. A record that failed under an earlier owner is a piece of its own."""
         start = self._start = self._finished_here
         size = self._halves.pop() if self._halves else len(out) - start
-        failed = self._tracker.next_failed
+        failed = self.tracker.next_failed
         if failed is not None and size > 1 and failed <= out[start + size - 1].position:
             before = sum(record.position < failed for record in out[start : start + size])
             first = before or 1
@@ -112,15 +112,15 @@ class BatchLane:
 
     def _count_attempts(self, out: list[Record[bytes]]) -> None:
         record = out[self._start]
-        mark = self._tracker.prior_mark(record) if self._size == 1 else None
+        mark = self.tracker.prior_mark(record) if self._size == 1 else None
         self.attempts, self.prior = 0, None
         if mark is not None:
             self.attempts, self.prior = mark.attempts, None if mark.state == "open" else mark
-            self._tracker.fail_slice(record, mark.attempts)  # keeps the count until the record is finished
+            self.tracker.fail_slice(record, mark.attempts)  # keeps the count until the record is finished
 
     def _fill(self, now_ms: int) -> bool:
         """Adds records; True if the batch is full."""
-        limits, window, tracker = self._limits, self._window, self._tracker
+        limits, window, tracker = self._limits, self._window, self.tracker
         max_records = 1 if self.one_at_a_time else limits.max_records
         while (room := max_records - len(self._filling)) > 0 and self._filling_bytes < limits.max_bytes:
             upcoming = window.peek()
@@ -152,7 +152,7 @@ class BatchLane:
         assert out is not None
         through = self._start + count
         if through > self._finished_here:
-            self._tracker.finish_through(out[through - 1], through - self._finished_here)
+            self.tracker.finish_through(out[through - 1], through - self._finished_here)
             self._finished_here = through
         while slices and slices[0][0] <= through:
             finished = slices.popleft()[1]
@@ -162,7 +162,7 @@ class BatchLane:
             self._size = 0
         if through == len(out):
             if self._done_after_batch is not None:
-                self._tracker.finish_through(self._done_after_batch, 0)
+                self.tracker.finish_through(self._done_after_batch, 0)
             self._out, self._done_after_batch = None, None
 
     def retry_at(self, at_ms: int, attempts: int, *, halve: bool = False) -> None:
@@ -178,7 +178,7 @@ class BatchLane:
             self._count_attempts(out)
         elif left == 1:
             self.attempts = attempts
-            self._tracker.fail_slice(out[self._start], attempts)
+            self.tracker.fail_slice(out[self._start], attempts)
         elif not (self._was_retried or halve):
             self._was_retried, self.attempts = True, attempts
         else:
@@ -201,7 +201,7 @@ class BatchLane:
         """The current piece, a single record, is on its way to the dead letters (rule D1)."""
         assert self._out is not None
         assert self._size == 1, "only single records go to the dead letters"
-        self._tracker.fail_slice(self._out[self._start], attempts, failure)
+        self.tracker.fail_slice(self._out[self._start], attempts, failure)
 
     def take_waiting(self, position: Position) -> bool:
         """Whether this record waits for a retry, alone. It counts as running from now on."""
@@ -256,16 +256,12 @@ class BatchLane:
         return any(record.position == position for record in (*out, *self._filling))
 
     @property
-    def tracker(self) -> Tracker:
-        return self._tracker
-
-    @property
     def unfinished_count(self) -> int:
         return len(self._filling) + (0 if self._out is None else len(self._out) - self._finished_here)
 
     @property
     def finished_count(self) -> int:
-        return self._tracker.finished_count
+        return self.tracker.finished_count
 
     @property
     def first_unfinished(self) -> Record[bytes] | None:
@@ -274,4 +270,4 @@ class BatchLane:
         return self._filling[0] if self._filling else None
 
     def checkpoint(self, seen_through_seconds: float | None = None) -> Checkpoint:
-        return self._tracker.checkpoint((), seen_through_seconds)
+        return self.tracker.checkpoint((), seen_through_seconds)

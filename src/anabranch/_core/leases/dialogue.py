@@ -99,15 +99,15 @@ class StoreDialogue:
                     self._changes.append(StoreAnswered(failure_count=tries - 1, seconds=seconds))
                 return result
             self._report_unanswered(tries)
-            yield from self._wait(self._retry_pause_ms(tries))
+            pause_ms = RETRY_MS
+            if self.trouble is not None and self.trouble.code == "throttled":
+                # Workers that start together throttle each other, so their pauses grow and differ.
+                pause_ms = backoff_ms(
+                    tries, self._entropy, first_ms=RETRY_MS, max_ms=THROTTLED_RETRY_MS_MAX, min_share=0.5
+                )
+            yield from self._wait(pause_ms)
         assert self.trouble is not None
         raise LeaseStoreError(f"{self.trouble.error}, {TRIES_MAX} times in a row", code=self.trouble.code)
-
-    def _retry_pause_ms(self, failures: int) -> int:
-        """Workers that start together throttle each other, so their pauses grow and differ."""
-        if self.trouble is None or self.trouble.code != "throttled":
-            return RETRY_MS
-        return backoff_ms(failures, self._entropy, first_ms=RETRY_MS, max_ms=THROTTLED_RETRY_MS_MAX, min_share=0.5)
 
     def _wait(self, duration_ms: int, *, wakeable: bool = False) -> Steps[None]:
         self._moment = (yield Wait(self._moment.now_ms + duration_ms, wakeable=wakeable)).moment

@@ -563,10 +563,6 @@ class Lanes:
                     self.add(self._lane_of(record, now_ms), record, origin.epoch, now_ms)
             self._end_bundle(origin)
 
-    def requeue_unchanged(self, lane: WriteLane, bundle: Bundle) -> None:
-        """Puts a bundle back at the head of its lane, to be sent again with the same bytes."""
-        lane.closed_bundles.appendleft(bundle)
-
     def halve(self, lane: WriteLane, origin: Bundle, now_ms: int) -> None:
         """Replaces a bundle with two halves, at the head of its lane."""
         middle = len(origin.records) // 2

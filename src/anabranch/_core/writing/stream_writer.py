@@ -554,7 +554,7 @@ class StreamWriter(Generic[R]):
         elif next_step is NextStep.BISECT and is_alone:
             self._lanes.halve(lane, bundle, now_ms)
         else:
-            self._lanes.requeue_unchanged(lane, bundle)
+            lane.closed_bundles.appendleft(bundle)  # the same bytes
 
     def _fail_followers(self, failed: list[OutgoingRecord], now_ms: int) -> None:
         """Fails later records of the same keys, if keys are blocked until their failures are seen."""

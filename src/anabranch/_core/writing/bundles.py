@@ -222,8 +222,6 @@ class UnseenFailures:
     put them before the failed one, which the caller may want to send again.
     """
 
-    __slots__ = ("_unseen", "blocked_keys", "blocks_keys", "owner")
-
     def __init__(self, owner: Any, *, blocks_keys: bool) -> None:
         self.owner = owner
         """The engine's writer, for the handles: a handle that shows its failure tells it that space is free."""

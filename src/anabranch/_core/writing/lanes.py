@@ -235,12 +235,6 @@ class Lanes:
     before it is settled.
     """
 
-    __slots__ = (
-        "_draining", "_generation", "_key_lanes", "_linger_ms", "_lingering", "_options", "_pace_of_unknown",
-        "_queues", "_shard_lanes", "_stream", "aggregate", "bundles", "counted", "ended", "epoch", "failures",
-        "is_ordered", "lane_of_key", "paces", "packing", "predicts", "ready", "shard_map", "shards_counted",
-    )  # fmt: skip
-
     def __init__(self, stream: str, options: WriteOptions, failures: UnseenFailures, entropy: Entropy) -> None:
         self.shard_map = ShardMap(entropy=entropy)
         self.failures = failures

@@ -35,8 +35,6 @@ RECENT_RECORDS: Final = 6
 class RefusedShare:
     """The share of the last few records that were not written. The newest has the largest weight."""
 
-    __slots__ = ("_share",)
-
     def __init__(self) -> None:
         self._share = 0.5
 
@@ -53,11 +51,6 @@ class RefusedShare:
 
 
 class ShardPace:
-    __slots__ = (
-        "_bytes", "_bytes_max", "_bytes_per_ms", "_filled_ms", "_pauses", "_records", "_records_max", "_records_per_ms",
-        "_sent_lately", "factor", "paused_until_ms", "refused_share",
-    )  # fmt: skip
-
     def __init__(
         self,
         share: float,

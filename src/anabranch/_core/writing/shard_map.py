@@ -80,11 +80,6 @@ class MappedShard(msgspec.Struct, frozen=True):
 
 
 class ShardMap:
-    __slots__ = (
-        "_closed", "_confirmed_ms", "_endings", "_entropy", "_failures", "_open", "_refresh_began_ms", "_retry_at_ms",
-        "_shards", "generation", "state", "updated_at_ms",
-    )  # fmt: skip
-
     def __init__(self, *, entropy: Entropy) -> None:
         self.state = MapState.INVALID
         self.generation = 0

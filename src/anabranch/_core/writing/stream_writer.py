@@ -107,14 +107,6 @@ class _Refused(msgspec.Struct, frozen=True):
 
 
 class StreamWriter(Generic[R]):
-    __slots__ = (
-        "_awaiting_map", "_blocked_count", "_blocked_event_ms", "_blocked_keys", "_check_expiry_ms", "_entropy",
-        "_events", "_failures_in_a_row", "_fault", "_fitting_cost_bytes", "_lane_of_key", "_lanes", "_news",
-        "_options",
-        "_paused_until_ms", "_record_bytes_max", "_record_type", "_refused", "_refused_share", "_requests_in_flight",
-        "_shard_map", "_wall_offset_ms", "failures", "is_auto", "name", "stream", "tick_at_ms", "wants_summary",
-    )  # fmt: skip
-
     def __init__(
         self,
         name: StreamName,

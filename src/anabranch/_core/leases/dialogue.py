@@ -14,20 +14,8 @@ from typing import Any, Final, NoReturn, TypeVar
 from msgspec.structs import replace
 
 from anabranch._core.backoff import backoff_ms
-from anabranch._core.leases.store_calls import (
-    CreateLease,
-    ListShards,
-    Moment,
-    NoAnswer,
-    PutStream,
-    ReadApp,
-    ReadLeases,
-    ReadStreams,
-    Steps,
-    StoreCall,
-    Wait,
-    WriteStream,
-)
+from anabranch._core.leases import store_calls as calls
+from anabranch._core.leases.store_calls import Moment, NoAnswer, Steps, StoreCall
 from anabranch._core.shards.lifecycle import IncompleteListing, listing_filter, plan_bootstrap
 from anabranch._model.entropy import Entropy
 from anabranch._model.leases import AppRow, LeaseRow, StreamRow
@@ -110,7 +98,7 @@ class StoreDialogue:
         raise LeaseStoreError(f"{self.trouble.error}, {TRIES_MAX} times in a row", code=self.trouble.code)
 
     def _wait(self, duration_ms: int, *, wakeable: bool = False) -> Steps[None]:
-        self._moment = (yield Wait(self._moment.now_ms + duration_ms, wakeable=wakeable)).moment
+        self._moment = (yield calls.Wait(self._moment.now_ms + duration_ms, wakeable=wakeable)).moment
 
     def _report_unanswered(self, failures: int) -> None:
         """From the second failure on, then less and less often."""
@@ -123,7 +111,7 @@ class StoreDialogue:
 
     def _find_app(self) -> Steps[AppRow | NoAnswer]:
         """Raises if the application is gone, or another is in its place (rule L14)."""
-        app = yield from self._ask(ReadApp())
+        app = yield from self._ask(calls.ReadApp())
         return app if isinstance(app, NoAnswer) else self._recognise(app)
 
     def _recognise(self, app: AppRow | None) -> AppRow:
@@ -163,7 +151,7 @@ class StoreDialogue:
     def begin_stream(self, proposal: StreamRow, moment: Moment) -> Steps[StreamRow]:
         """Returns the stream's row once all its root leases exist, no matter who created them."""
         self._moment = moment
-        self._report_if_recreated(proposal, (yield from self._ask_until_answered(ReadStreams)))
+        self._report_if_recreated(proposal, (yield from self._ask_until_answered(calls.ReadStreams)))
         row = yield from self._put_stream(proposal)
         while True:
             begun = yield from (self._confirm(row) if row.bootstrapped else self._complete(row))
@@ -182,7 +170,7 @@ class StoreDialogue:
     def lease_rows(self, row: StreamRow, moment: Moment) -> Steps[list[LeaseRow]]:
         """All lease rows of this stream and generation, finished ones included."""
         self._moment = moment
-        rows = _of(row, (yield from self._ask_until_answered(lambda: ReadLeases(with_finished=True))))
+        rows = _of(row, (yield from self._ask_until_answered(lambda: calls.ReadLeases(with_finished=True))))
         self.root_count = len(rows)
         return rows
 
@@ -200,7 +188,7 @@ class StoreDialogue:
     def _put_stream(self, row: StreamRow) -> Steps[StreamRow]:
         """Returns the row that the store has now."""
         yield from self._repeat(self._find_app)
-        return (yield from self._ask_until_answered(lambda: PutStream(row)))
+        return (yield from self._ask_until_answered(lambda: calls.PutStream(row)))
 
     def _confirm(self, row: StreamRow) -> Steps[StreamRow | None]:
         """Returns None if there are no leases: we never remove all rows of a stream (rule S6)."""
@@ -217,7 +205,7 @@ class StoreDialogue:
             for lease in self._some(missing):
                 if not (yield from self._repeat(partial(self._is_unmarked, row))):
                     return None
-                yield from self._ask_until_answered(partial(CreateLease, lease))
+                yield from self._ask_until_answered(partial(calls.CreateLease, lease))
 
     def _some(self, missing: tuple[LeaseRow, ...]) -> tuple[LeaseRow, ...]:
         """Workers that start together share the work: each creates some of many leases, then looks again."""
@@ -233,7 +221,7 @@ class StoreDialogue:
         """
         while True:
             asked = self._moment
-            streams = yield from self._ask(ReadStreams())
+            streams = yield from self._ask(calls.ReadStreams())
             if isinstance(streams, NoAnswer):
                 return streams
             app = yield from self._find_app()
@@ -247,7 +235,7 @@ class StoreDialogue:
         self, row: StreamRow, listing: list[Shard]
     ) -> Steps[tuple[tuple[LeaseRow, ...], StreamRow | None] | NoAnswer]:
         """Returns the missing leases, or sets the mark and returns the row."""
-        rows = yield from self._ask(ReadLeases(with_finished=True))
+        rows = yield from self._ask(calls.ReadLeases(with_finished=True))
         if isinstance(rows, NoAnswer):
             return rows
         missing = plan_bootstrap(row, listing, _of(row, rows))
@@ -257,12 +245,12 @@ class StoreDialogue:
         app = yield from self._find_app()
         if isinstance(app, NoAnswer):
             return app
-        marked = yield from self._ask(WriteStream(replace(row, bootstrapped=True), row.version))
+        marked = yield from self._ask(calls.WriteStream(replace(row, bootstrapped=True), row.version))
         return marked if isinstance(marked, NoAnswer) else ((), marked)
 
     def _whole_listing(self, row: StreamRow) -> Steps[list[Shard]]:
         for _ in range(LISTINGS_MAX):
-            answer = yield ListShards(listing_filter(row.origin))
+            answer = yield calls.ListShards(listing_filter(row.origin))
             self._moment = answer.moment
             listing: list[Shard] = answer.value
             plan = plan_bootstrap(row, listing)

@@ -18,6 +18,7 @@ from typing import Final, Literal, NoReturn, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from anabranch._core.leases import store_calls as calls
 from anabranch._core.leases.dialogue import StoreDialogue
 from anabranch._core.leases.heartbeat import HeartbeatState
 from anabranch._core.leases.lease_table import Holding, Inquiry, LeaseTable
@@ -47,30 +48,7 @@ from anabranch._core.leases.plan import (
     plan_round,
 )
 from anabranch._core.leases.status import StatusReporter
-from anabranch._core.leases.store_calls import (
-    CreateLease,
-    DeleteMember,
-    Describe,
-    Description,
-    Leave,
-    Moment,
-    NoAnswer,
-    OpenApp,
-    PollStore,
-    ReadApp,
-    ReadIncarnation,
-    ReadLease,
-    ReadLeases,
-    ReadStreams,
-    RecordIncarnation,
-    RegisterMember,
-    RequestHandOff,
-    Seal,
-    Steps,
-    TakeLease,
-    WriteLease,
-    WriteStatus,
-)
+from anabranch._core.leases.store_calls import Description, Moment, NoAnswer, Steps
 from anabranch._core.leases.timing import Ending, LeaseTiming
 from anabranch._core.shards import lifecycle
 from anabranch._model.entropy import Entropy
@@ -258,16 +236,16 @@ class LeaseMachine(StoreDialogue):
     def open(self, app: AppRow, store_name: str, moment: Moment, *, may_create: bool = True) -> Steps[AppRow]:
         """Finds the application's row, or creates it where that is allowed (rule L14). Only a start does this."""
         self._moment = moment
-        if not may_create and (yield from self._ask_until_answered(ReadApp)) is None:
+        if not may_create and (yield from self._ask_until_answered(calls.ReadApp)) is None:
             raise LeaseStoreInvalidError(
                 f"there is no application {app.app!r} in {store_name}, and LeaseSettings(create='never') "
                 "creates none: check app= and leases=; if the store was emptied, restore it; to start from scratch, "
                 "start one worker with create='if_missing'"
             )
 
-        def propose() -> OpenApp:
+        def propose() -> calls.OpenApp:
             # Each try proposes another identity: an application with the one before may have been deleted since.
-            return OpenApp(replace(app, app_id=f"{self._entropy.getrandbits(128):032x}"))
+            return calls.OpenApp(replace(app, app_id=f"{self._entropy.getrandbits(128):032x}"))
 
         self.app = self._check_place((yield from self._ask_until_answered(propose)))
         return self.app
@@ -283,12 +261,12 @@ class LeaseMachine(StoreDialogue):
 
     def _seal_earlier(self) -> Steps[None]:
         for _ in range(SEAL_ROUNDS):
-            poll = yield from self._ask_until_answered(PollStore)
+            poll = yield from self._ask_until_answered(calls.PollStore)
             earlier = members_with_worker_id(self.profile.worker_id, poll.members)
             if not earlier:
                 return
             for row in earlier:
-                sealed = yield from self._ask_until_answered(partial(Seal, row.member_id, row.counter))
+                sealed = yield from self._ask_until_answered(partial(calls.Seal, row.member_id, row.counter))
                 if sealed is not None and sealed.state == "sealed":
                     self._changes.append(MemberEvicted(member_id=row.member_id))
 
@@ -296,14 +274,14 @@ class LeaseMachine(StoreDialogue):
         """Returns when no incompatible member is live; raises if one stays alive (rule U2)."""
         admission = Admission(self._me, self.timing, any_order=self.profile.any_order)
         while True:
-            poll = yield from self._ask_until_answered(PollStore)
+            poll = yield from self._ask_until_answered(calls.PollStore)
             review = admission.review(poll.members, poll.known_dead, self._moment.now_ms)
             if review.refused_by is not None:
                 raise mismatch(self._me, review.refused_by)
             if review.is_admitted:
                 return
             for seal in review.seals:
-                yield from self._ask_until_answered(partial(Seal, seal.member_id, seal.observed_counter))
+                yield from self._ask_until_answered(partial(calls.Seal, seal.member_id, seal.observed_counter))
             if not review.seals:
                 yield from self._wait(self.timing.poll_interval_ms)
 
@@ -318,8 +296,8 @@ class LeaseMachine(StoreDialogue):
         heartbeat, tries = self.heartbeat, 0
         while True:
             heartbeat.begin_registration(*self._moment)
-            storage = yield from self._ask(ReadIncarnation())
-            row = storage if isinstance(storage, NoAnswer) else (yield from self._ask(RegisterMember(self._me)))
+            storage = yield from self._ask(calls.ReadIncarnation())
+            row = storage if isinstance(storage, NoAnswer) else (yield from self._ask(calls.RegisterMember(self._me)))
             if not isinstance(storage, NoAnswer) and not isinstance(row, NoAnswer):
                 break
             tries += 1
@@ -410,7 +388,7 @@ class LeaseMachine(StoreDialogue):
     def _observe(self) -> Steps[bool]:
         table = self.table
         failures, acknowledged = self._failure_count, self.heartbeat.status.row
-        poll = yield from self._ask(PollStore())
+        poll = yield from self._ask(calls.PollStore())
         if isinstance(poll, NoAnswer) or not (yield from self._check_storage(poll.evidence, failures)):
             return False
         self._status.observe_mark(self._recognise(poll.app).watch)
@@ -436,7 +414,7 @@ class LeaseMachine(StoreDialogue):
         """
         table = self.table
         failures, held = self._failure_count, {key: holding.row.version for key, holding in table.held.items()}
-        leases = yield from self._ask(ReadLeases())
+        leases = yield from self._ask(calls.ReadLeases())
         self._delay_next_read(None if isinstance(leases, NoAnswer) else len(leases))
         # The application comes last: while it is deleted, its other rows vanish one by one.
         if isinstance(leases, NoAnswer) or not (yield from self.check_not_reset()):
@@ -489,7 +467,7 @@ class LeaseMachine(StoreDialogue):
         rows: dict[LeaseKey, LeaseRow | None] = {}
         # There are more than CHANGED_MAX only while the read of all leases waits for its turn.
         for key in self.table.leases_to_read(self._moment.now_ms)[:CHANGED_MAX]:
-            row = yield from self._ask(ReadLease(key))
+            row = yield from self._ask(calls.ReadLease(key))
             if isinstance(row, NoAnswer):
                 return False
             rows[key] = row
@@ -513,7 +491,7 @@ class LeaseMachine(StoreDialogue):
                 if self.ending is not None:
                     return
                 yield from self._perform(step)
-            if sum(isinstance(step, TakeLease) for step in steps) == TAKES_MAX:
+            if sum(isinstance(step, calls.TakeLease) for step in steps) == TAKES_MAX:
                 self._is_round_due = True  # there may be more to take
         finally:
             self.is_performing = False
@@ -529,7 +507,7 @@ class LeaseMachine(StoreDialogue):
 
     def _perform(self, step: Step) -> Steps[None]:
         match step:
-            case Seal():
+            case calls.Seal():
                 row = yield from self._ask(step)
                 if isinstance(row, NoAnswer):
                     return
@@ -537,11 +515,11 @@ class LeaseMachine(StoreDialogue):
                 if row is not None and row.state == "sealed":
                     self._changes.append(MemberEvicted(member_id=step.member_id))
                     self._is_round_due = True  # its leases can be taken from now on
-            case TakeLease():
+            case calls.TakeLease():
                 yield from self._take(step)
-            case RequestHandOff():
+            case calls.RequestHandOff():
                 yield from self._ask(step)
-            case DeleteMember():
+            case calls.DeleteMember():
                 yield from self._ask(step)
             case Drain():
                 holding = self.table.held.get(step.request.key)
@@ -553,7 +531,7 @@ class LeaseMachine(StoreDialogue):
 
     def _report(self) -> Steps[Sequence[ShardStatus]]:
         """What the next heartbeat reports. Returns what the worker says about its shards."""
-        answer = yield Describe()
+        answer = yield calls.Describe()
         self._moment = answer.moment
         described: Description = answer.value
         self._reads_healthy = described.reads_healthy
@@ -581,7 +559,7 @@ class LeaseMachine(StoreDialogue):
 
     def _write_status(self, shards: Sequence[ShardStatus]) -> Steps[None]:
         row = self._status.next_row(shards, self._moment.now_ms)
-        if row is not None and not isinstance((yield from self._ask(WriteStatus(row))), NoAnswer):
+        if row is not None and not isinstance((yield from self._ask(calls.WriteStatus(row))), NoAnswer):
             self._status.written(shards, self._moment.now_ms)
 
     def _report_unplaced(self) -> None:
@@ -629,7 +607,7 @@ class LeaseMachine(StoreDialogue):
             # Just started: other workers may still act on what this storage has forgotten.
             self._hold_takes()
         if incarnation != trusted and self._moment.now_ms >= self._no_takes_before_ms:
-            recorded = yield from self._ask(RecordIncarnation(trusted, incarnation))
+            recorded = yield from self._ask(calls.RecordIncarnation(trusted, incarnation))
             if not isinstance(recorded, NoAnswer):
                 self.app = self._recognise(recorded)
         return self.ending is None
@@ -637,7 +615,7 @@ class LeaseMachine(StoreDialogue):
     def _confirm_storage(self) -> Steps[bool]:
         """Asks the store which storage it is. False: another one than before, or no answer."""
         failures = self._failure_count  # a call that fails during this one may hide a failover
-        incarnation = yield from self._ask(ReadIncarnation())
+        incarnation = yield from self._ask(calls.ReadIncarnation())
         return not isinstance(incarnation, NoAnswer) and self._believe(incarnation, failures)
 
     def _believe(self, incarnation: str, failures: int) -> bool:
@@ -668,7 +646,7 @@ class LeaseMachine(StoreDialogue):
         again (rule L14). False: a call had no answer. The application is read last, because what was read before may
         be from another one.
         """
-        streams = yield from self._ask(ReadStreams())
+        streams = yield from self._ask(calls.ReadStreams())
         if not isinstance(streams, NoAnswer):
             begun = [row.stream_key for row in streams if row.bootstrapped]
             if any(key not in begun for key in self.table.streams or ()):
@@ -689,7 +667,7 @@ class LeaseMachine(StoreDialogue):
         limit = self.profile.shards_max
         return limit is None or self.table.load < limit
 
-    def _take(self, step: TakeLease) -> Steps[None]:
+    def _take(self, step: calls.TakeLease) -> Steps[None]:
         floor = yield from self._epoch_floor(step.key)
         is_same_storage = yield from self._is_same_storage()
         if floor is None or not is_same_storage or step.member_id != self.member_id or not self.may_take():
@@ -711,7 +689,7 @@ class LeaseMachine(StoreDialogue):
             return lost_epoch
         parents: dict[LeaseKey, LeaseRow] = {}
         for name in row.waits_for:
-            parent = yield from self._ask(ReadLease(replace(row.key, shard_id=name)))
+            parent = yield from self._ask(calls.ReadLease(replace(row.key, shard_id=name)))
             if isinstance(parent, NoAnswer):
                 return None
             if parent is not None:
@@ -728,12 +706,12 @@ class LeaseMachine(StoreDialogue):
         """The member that finishes a child's last parent takes the child at once (rule S4)."""
         self._moment = moment
         for shard_id in children:
-            row = yield from self._ask(ReadLease(replace(parent, shard_id=shard_id)))
+            row = yield from self._ask(calls.ReadLease(replace(parent, shard_id=shard_id)))
             if isinstance(row, NoAnswer) or row is None or row.owner is not None or row.is_finished:
                 continue
             if self.may_take() and self.has_room():
                 self.observe_lease(row, self._moment)
-                yield from self._take(TakeLease(row.key, self.member_id, row.owner, row.version))
+                yield from self._take(calls.TakeLease(row.key, self.member_id, row.owner, row.version))
 
     def write(self, step: Write, moment: Moment) -> Steps[Written]:
         """Commits, finishes, stops, releases or gives a held lease."""
@@ -743,7 +721,7 @@ class LeaseMachine(StoreDialogue):
             return "lost"  # also in a forked child, which has the name of its parent: the store would accept the write
         self._writing[step.row.key] = None
         try:
-            answer = yield from self._ask(WriteLease(step.row, self.member_id, step.expected_version))
+            answer = yield from self._ask(calls.WriteLease(step.row, self.member_id, step.expected_version))
             if isinstance(answer, Conflict) and answer.row is None:
                 answer = yield from self._restore(step, holding)
         finally:
@@ -770,7 +748,7 @@ class LeaseMachine(StoreDialogue):
             self._follow_one(step.row.key)
             return Conflict(None)
         row = replace(step.row, version=step.expected_version + 1)
-        answer = yield from self._ask(CreateLease(row))
+        answer = yield from self._ask(calls.CreateLease(row))
         if isinstance(answer, NoAnswer):
             return answer
         if answer != row:
@@ -784,7 +762,7 @@ class LeaseMachine(StoreDialogue):
         call it again until all have answered. Then answers to takes are waited out that may still be under way.
         """
         self._moment = moment
-        poll = yield from self._ask(PollStore())
+        poll = yield from self._ask(calls.PollStore())
         if isinstance(poll, NoAnswer):
             return ()
         for row in poll.members:
@@ -812,7 +790,7 @@ class LeaseMachine(StoreDialogue):
                 continue
             if row.member_id not in inquiry.asked:
                 is_answered = False
-                answer = yield from self._ask(RequestHandOff(row.member_id, inquiry.request))
+                answer = yield from self._ask(calls.RequestHandOff(row.member_id, inquiry.request))
                 if isinstance(answer, MemberRow) and name in answer.wanted:
                     inquiry.asked[row.member_id] = None
             elif name in row.wanted:
@@ -826,7 +804,7 @@ class LeaseMachine(StoreDialogue):
         acknowledged = self.heartbeat.status.row
         if acknowledged is None or not (yield from self.check_not_reset()) or not (yield from self._confirm_storage()):
             return False
-        poll = yield from self._ask(PollStore())
+        poll = yield from self._ask(calls.PollStore())
         if isinstance(poll, NoAnswer) or not self._is_sure_of_storage:
             return False
         self._compare_counter(poll.members, acknowledged)
@@ -857,7 +835,7 @@ class LeaseMachine(StoreDialogue):
             return None
         if not self._is_sure_of_storage or member_id != self.member_id or not self.may_start(*self._moment):
             return None
-        answer = yield from self._ask(CreateLease(row))
+        answer = yield from self._ask(calls.CreateLease(row))
         self.table.report_change(row.key)  # also without an answer: it may have been created
         return None if isinstance(answer, NoAnswer) else answer
 
@@ -880,7 +858,7 @@ class LeaseMachine(StoreDialogue):
         """One write frees all leases of this member; False if the store gave no answer."""
         self._moment = moment
         self.end("left")
-        return not isinstance((yield from self._ask(Leave(self.member_id))), NoAnswer)
+        return not isinstance((yield from self._ask(calls.Leave(self.member_id))), NoAnswer)
 
     def _follow(self) -> None:
         """Reports the holdings that were gained and lost."""

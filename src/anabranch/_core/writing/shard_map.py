@@ -88,7 +88,8 @@ class ShardMap:
         """When the current listing was requested. A response seen later may be newer than the listing."""
         self._entropy = entropy
         self._endings: list[bytes] = []
-        self._shards: list[MappedShard] = []
+        self.shards: list[MappedShard] = []
+        """Current shards, sorted by hash key."""
         self._open: dict[str, MappedShard] = {}
         self._closed: dict[str, tuple[MappedShard, int]] = {}
         self._refresh_began_ms = 0
@@ -98,17 +99,12 @@ class ShardMap:
 
     # predictions
 
-    @property
-    def shards(self) -> Sequence[MappedShard]:
-        """Current shards, sorted by hash key."""
-        return self._shards
-
     def predict(self, digest: bytes) -> MappedShard | None:
         # Ranges are closed and disjoint, so the shard is the one with the smallest end that is not below the digest.
         place = bisect_left(self._endings, digest)
-        if place == len(self._shards):
+        if place == len(self.shards):
             return None
-        shard = self._shards[place]
+        shard = self.shards[place]
         return shard if shard.start <= digest else None
 
     def find(self, shard_id: str, now_ms: int) -> MappedShard | None:
@@ -132,7 +128,7 @@ class ShardMap:
         if actual is not None and actual.holds(digest):
             return  # shortly after a reshard the service may still write to the parent
         self._move("invalidate")
-        self._use([shard for shard in self._shards if shard != predicted], now_ms)
+        self._use([shard for shard in self.shards if shard != predicted], now_ms)
 
     def request_refresh(self) -> None:
         """Asks for a listing that is newer than this moment."""
@@ -144,7 +140,7 @@ class ShardMap:
 
     def is_stale(self, now_ms: int) -> bool:
         """The stream has not responded for so long that it may have been recreated."""
-        return bool(self._shards) and now_ms - self._confirmed_ms > CONFIRMED_WITHIN_MS
+        return bool(self.shards) and now_ms - self._confirmed_ms > CONFIRMED_WITHIN_MS
 
     def clear(self) -> None:
         """The stream is gone or may have been recreated."""
@@ -199,27 +195,27 @@ class ShardMap:
         self.state = _TRANSITIONS[event, self.state]
 
     def _use(self, shards: list[MappedShard], now_ms: int) -> None:
-        if shards == self._shards:
+        if shards == self.shards:
             return
         kept = {shard.shard_id: shard for shard in shards}
         self._closed = {name: entry for name, entry in self._closed.items() if now_ms < entry[1] and name not in kept}
-        for shard in self._shards:
+        for shard in self.shards:
             if shard.shard_id not in kept:
                 self._closed[shard.shard_id] = (shard, now_ms + CLOSED_SHARD_KEPT_MS)
-        self._shards = shards
+        self.shards = shards
         self._endings = [shard.end for shard in shards]
         self._open = kept
         self.generation += 1
 
     def _is_another_stream(self, shards: Sequence[MappedShard]) -> bool:
-        if not shards or not self._shards:
+        if not shards or not self.shards:
             return False
         for shard in shards:
             known = self._open.get(shard.shard_id) or self._closed.get(shard.shard_id, (None, 0))[0]
             if known is not None and known != shard:
                 return True
         # Unless the stream is recreated, its newest shard closes only when newer ones replace it.
-        return max(shard.shard_id for shard in shards) < max(shard.shard_id for shard in self._shards)
+        return max(shard.shard_id for shard in shards) < max(shard.shard_id for shard in self.shards)
 
 
 def _without_overlaps(shards: Iterable[MappedShard]) -> list[MappedShard]:

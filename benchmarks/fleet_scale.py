@@ -142,7 +142,7 @@ class ScaleWorker:
                 describe=Description,
             )  # fmt: skip
             await fleet.open(AppRow(app="billing", app_id="", created_wall_ms=0), "store", may_create=True)
-            await fleet.look_around()
+            await fleet.check_fleet()
             await fleet.begin_stream(self._world.stream, self._world.list_shards)
             await fleet.join([STREAM_KEY])
             if self._commits:

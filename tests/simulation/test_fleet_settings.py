@@ -73,7 +73,7 @@ class Race:
                 describe=Description,
             )
             try:
-                await fleet.look_around()
+                await fleet.check_fleet()
                 await fleet.join(())
             except FleetMismatchError:
                 self.outcomes.append("refused")

@@ -150,12 +150,12 @@ class RunMonitor:
         self._counted = Counters()
         """At the last progress line."""
         self._stopped_ms: dict[tuple[str, str], int] = {}
-        self._retention_told: dict[tuple[str, str], float] = {}
+        self._retention_reported: dict[tuple[str, str], float] = {}
         """The seconds left at the last warning about a shard."""
         self._troubled_since_ms: int | None = None
         self._troubled_count = 0
         """Failed store calls before the present outage."""
-        self._is_told = False
+        self._is_outage_reported = False
 
     def wants_measures(self, now_ms: int) -> bool:
         """Whether `look` needs the measures of all shards this time. Collecting them costs time for each shard."""
@@ -174,8 +174,8 @@ class RunMonitor:
     def look_at_alerts(self, measures: ConsumerMeasures, now_ms: int) -> list[tuple[Alert, AlertEvent]]:
         """The alerts that fire or clear now."""
         lag, has_shards = worst_lag(measures.shards), bool(measures.shards)
-        told = [(state.alert, state.observe(lag, now_ms, has_shards=has_shards)) for state in self._alerts]
-        return [(alert, event) for alert, event in told if event is not None]
+        events = [(state.alert, state.observe(lag, now_ms, has_shards=has_shards)) for state in self._alerts]
+        return [(alert, event) for alert, event in events if event is not None]
 
     # throughput
 
@@ -249,34 +249,34 @@ class RunMonitor:
             (shard.stream, shard.shard_id): shard for shard in shards if isinstance(shard.reason, StoppedAtRecord)
         }
         self._stopped_ms = {key: self._stopped_ms.get(key, now_ms) for key in stopped}
-        told: list[Event] = []
+        events: list[Event] = []
         for key, shard in stopped.items():
             if now_ms >= self._stopped_ms[key] + STILL_STOPPED_EVERY_MS and shard.reason is not None:
                 self._stopped_ms[key] = now_ms
-                told.append(
+                events.append(
                     ShardStillStopped(stream=shard.stream, shard_id=shard.shard_id, reason=shard.reason, lag=shard.lag)
                 )
-        return told
+        return events
 
     def _retention(self, shards: Sequence[ShardMeasures]) -> list[Event]:
         """Warns about shards that are about to lose records, and again each time the time left has halved."""
-        told: list[Event] = []
-        left_told: dict[tuple[str, str], float] = {}
+        events: list[Event] = []
+        reported: dict[tuple[str, str], float] = {}
         for shard in shards:
             key, left, lag = (shard.stream, shard.shard_id), shard.retention_left, shard.lag
             if left is None or lag is None or left > (lag + left) * RETENTION_SHARE:
                 continue
-            before = self._retention_told.get(key)
+            before = self._retention_reported.get(key)
             if before is None or left <= before / 2:
                 before = left
-                told.append(
+                events.append(
                     RetentionRunsOut(
                         stream=shard.stream, shard_id=shard.shard_id, seconds=left, lag=lag, reason=shard.reason
                     )
                 )
-            left_told[key] = before
-        self._retention_told = left_told
-        return told
+            reported[key] = before
+        self._retention_reported = reported
+        return events
 
     def look_at_store(self, failure_count: int, trouble: NoAnswer | None, now_ms: int) -> list[Event]:
         """Reports once that the store does not respond, and once that it responds again. `trouble`: why it does not
@@ -285,15 +285,15 @@ class RunMonitor:
         if trouble is None:
             since_ms, self._troubled_since_ms = self._troubled_since_ms, None
             count, self._troubled_count = failure_count - self._troubled_count, failure_count
-            if since_ms is None or not self._is_told:
+            if since_ms is None or not self._is_outage_reported:
                 return []
-            self._is_told = False
+            self._is_outage_reported = False
             return [StoreAnswered(failure_count=count, seconds=(now_ms - since_ms) / 1000)]
         if self._troubled_since_ms is None:
             self._troubled_since_ms = now_ms
-        if self._is_told or now_ms - self._troubled_since_ms < STORE_AWAY_AFTER_MS:
+        if self._is_outage_reported or now_ms - self._troubled_since_ms < STORE_AWAY_AFTER_MS:
             return []
-        self._is_told = True
+        self._is_outage_reported = True
         failed_count = failure_count - self._troubled_count
         return [StoreUnanswered(error=trouble.error, code=trouble.code, failure_count=failed_count)]
 

@@ -194,7 +194,7 @@ class Session:
         self.read_below_bytes = 0
         """Reading paused because the shard holds too many bytes; it resumes below this. 0 if it is not paused."""
         self.reason: Reason | None = None
-        """Why the shard is stalled; None if it is not, or if that is not decided here."""
+        """Why the shard is stalled; None if it is not, or if the engine has to find the reason."""
         self.stopped: StoppedShard | None = None
         """Where and why the shard stops, set as soon as that is decided (rule D4)."""
         self.committed_count = 0
@@ -249,8 +249,7 @@ class Session:
 
     @property
     def is_exhausted(self) -> bool:
-        """The shard has ended and all its records are finished."""
-        # Otherwise the rest is left for another run.
+        """The shard has ended and all its records are finished. False after `until`: the rest is for another run."""
         return self.end is not None and self.is_idle and not self.unpacker.reached_until
 
     @property
@@ -537,7 +536,7 @@ class Session:
         self.read_through_seconds = through if known is None else max(through, known)
 
     def learn_read_through(self, seconds: float | None) -> None:
-        """Another source says how far the shard's records were received (rule T4)."""
+        """Sets the time from the rows of the shards before it, or from the trim horizon (rule T4)."""
         self.read_through_seconds = seconds
 
     def starting_position(self) -> StartingPosition:
@@ -673,7 +672,7 @@ class Session:
             self._last_failures.pop(record.position, None)
 
     def note_failure(self, record: Record[bytes], started_seconds: float, failure: Failure | None) -> None:
-        """A call with this record alone failed. `failure`: for its letter, should there be one."""
+        """A call with this record alone failed. `failure`: for its dead letter, if one is written."""
         self._call_seconds.setdefault(record.position, []).append(started_seconds)
         if failure is not None:
             self._last_failures[record.position] = failure
@@ -886,7 +885,7 @@ class Session:
         ), count
 
     @property
-    def has_news(self) -> bool:
+    def has_unwritten_progress(self) -> bool:
         """Whether a page without records changes what a commit would write."""
         if self.row.takes_without_progress > 1:
             return self.is_at_tip  # which counts as progress (rule D5)

@@ -421,7 +421,7 @@ class ConsumerRun:
         await self.fleet.open(plan.app, plan.store_name, may_create=settings.leases.create != "never")
         for warning in ports.store.warnings:
             ports.emit(LeaseStoreWarning(store=plan.store_name, warning=warning))
-        await self.fleet.look_around()
+        await self.fleet.check_fleet()
         await self._discovery.prepare()
         await self._letters.check(self._discovery.retention_hours)
         await self.fleet.join(self._discovery.stream_keys)

@@ -21,9 +21,9 @@ from anabranch._core.handling.failures import (
     StopShard,
     UndecodableError,
     WriteLetter,
-    blamed,
     decide,
     first_failed,
+    root_error,
     undecodable,
 )
 from anabranch._core.session import DeliveryMode, Session, Work
@@ -387,7 +387,7 @@ class Dispatcher(Processor):
         if isinstance(failure, BatchFailure) and (done_count := first_failed(records, failure)):
             session.finish(work, done_count)
             records = records[done_count:]
-        record, failure = records[0], blamed(failure)
+        record, failure = records[0], root_error(failure)
         if len(work.records) == 1:
             note_failure(self._ports, self._policy, work, record, failure)
         situation = situation_of(self._ports, session)

@@ -546,9 +546,9 @@ class Fleet:
     async def open(self, app: AppRow, store_name: str, *, may_create: bool) -> AppRow:
         return await self._drive(self._machine.open(app, store_name, moment_of(self._clock), may_create=may_create))
 
-    async def look_around(self) -> None:
+    async def check_fleet(self) -> None:
         """Raises if this worker's settings differ from those of a live fleet. Called before the first write."""
-        await self._drive(self._machine.look_around(moment_of(self._clock)))
+        await self._drive(self._machine.check_fleet(moment_of(self._clock)))
 
     async def begin_stream(
         self, proposal: StreamRow, list_shards: Callable[[ShardFilter | None], Awaitable[list[Shard]]]

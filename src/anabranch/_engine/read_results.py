@@ -92,7 +92,7 @@ class ReadResults:
         read_bytes = session.add_page(page, reserved_bytes)
         self._health.succeeded()
         health.succeeded()
-        if page.records or page.is_end or session.has_news:
+        if page.records or page.is_end or session.has_unwritten_progress:
             self._changes.arrived(session)
         return read_bytes
 

@@ -50,8 +50,8 @@ class AppRow(msgspec.Struct, frozen=True, kw_only=True):
     have been copied from here. `moved`: it lives in another store now.
     """
     other_store: str = ""
-    """The URL of the store that it comes from, or moves to. Once it has moved, a second line says which storage that
-    is: elsewhere, the same URL may name another one.
+    """The URL of the store that it comes from, or moves to. After the move, a second line identifies the storage,
+    because the same URL may name another one elsewhere.
     """
     extra: dict[str, Any] = {}
     """Fields of a newer version. Every write keeps them."""
@@ -106,7 +106,7 @@ class LeaseKey(msgspec.Struct, frozen=True, order=True, gc=False):
 
     @property
     def short_name(self) -> str:
-        """At most 30 characters, whatever the stream and the shard are called: for rows that must stay small."""
+        """At most 30 characters for any stream and shard, for rows that must stay small."""
         number = self.shard_id.removeprefix(_SHARD_PREFIX)
         is_usual = len(number) == _SHARD_DIGITS and number.isascii() and number.isdigit()
         shard = str(int(number)) if is_usual else f"~{short_id(self.shard_id)}"
@@ -146,7 +146,7 @@ class OpenKey(msgspec.Struct, frozen=True, gc=False):
     """
     error_type: str = ""
     fingerprint: str = ""
-    """Both of the letter, for an owner that did not see the error."""
+    """Error type and fingerprint of the letter, for an owner that did not see the error."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, gc=False):
@@ -186,8 +186,8 @@ class Stopped(msgspec.Struct, frozen=True):
 
 
 RESTORED_VERSION_MIN: Final = 1_000_000_000
-"""A row that somebody has deleted is created again with the time in seconds as its version: no row is written so often
-that it has a higher one (rule L18).
+"""A row that somebody has deleted is created again with the time in seconds as its version. That is higher than any
+version that writes can reach (rule L18).
 """
 
 
@@ -264,7 +264,7 @@ class StatusRow(msgspec.Struct, frozen=True, kw_only=True):
 
     member_id: str
     revision: int
-    """Grows with each write. A viewer sees by it that the status is new."""
+    """Grows with each write, so that a viewer can recognise a new status."""
     shard_count: int = 0
     stalled_count: int = 0
     millis_behind_latest: int | None = None
@@ -294,7 +294,7 @@ class HandOffRequest(msgspec.Struct, frozen=True):
 
     @property
     def short_name(self) -> str:
-        """How it stands in the owner's row."""
+        """Its name in the owner's row."""
         return f"{self.key.short_name}:{short_id(self.requester)}"
 
 
@@ -304,11 +304,11 @@ class LookRequest(msgspec.Struct, frozen=True):
     """
 
     nonce: str
-    """Used once: a member whose event loop is stalled still sends its answers to earlier requests."""
+    """Used once, because the heartbeats of a stalled member still carry its answers to earlier requests."""
 
     @property
     def short_name(self) -> str:
-        """How it stands among the hand-off requests in a member's row."""
+        """Its name among the hand-off requests in a member's row."""
         return f"{LOOK_PREFIX}{short_id(self.nonce)}"
 
 

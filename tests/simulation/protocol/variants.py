@@ -134,13 +134,13 @@ class ExpiryIsDeath(FailureDetector):
     def sealable(self, now_ms, known_dead=()):
         return []
 
-    def is_over(self, member_id, now_ms):
+    def has_ended(self, member_id, now_ms):
         watch = self._watches.get(member_id)
-        return watch is not None and self._is_due(watch, now_ms)
+        return watch is not None and self._has_expired(watch, now_ms)
 
     def live(self):
         me, now_ms = self.machine.member_id, self._read_at_ms or 0
-        return [row for row in super().live() if row.member_id == me or not self.is_over(row.member_id, now_ms)]
+        return [row for row in super().live() if row.member_id == me or not self.has_ended(row.member_id, now_ms)]
 
 
 class TakeWithoutSeal(with_detector(ExpiryIsDeath)):
@@ -168,7 +168,7 @@ class TakeWithoutSealNeverLift(TakeWithoutSeal):
 
 
 class DetectorWithOwnExpiry(FailureDetector):
-    def _is_due(self, watch, now_ms):
+    def _has_expired(self, watch, now_ms):
         return now_ms - watch.since_ms >= self._timing.expiry_ms
 
 
@@ -316,7 +316,7 @@ class OwnerIsWorkerId(LeaseMachine):
 
 
 class MissingIsDead(FailureDetector):
-    def is_over(self, member_id, now_ms):
+    def has_ended(self, member_id, now_ms):
         watch = self._watches.get(member_id)
         return watch is not None and (watch.row is None or watch.row.state != "live")
 

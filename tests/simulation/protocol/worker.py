@@ -109,10 +109,10 @@ class Worker:
         self._reader_class = reader_class
         self._rounds: _Task | None = None
         self._heartbeats: _Task | None = None
-        self._drive("main", self.machine.open(_APP, "simulated", self._moment()), self._look_around)
+        self._drive("main", self.machine.open(_APP, "simulated", self._moment()), self._check_fleet)
 
-    def _look_around(self, _: AppRow) -> None:
-        self._drive("main", self.machine.look_around(self._moment()), self._begin_streams)
+    def _check_fleet(self, _: AppRow) -> None:
+        self._drive("main", self.machine.check_fleet(self._moment()), self._begin_streams)
 
     def _begin_streams(self, _: object) -> None:
         """One after another; then it joins."""

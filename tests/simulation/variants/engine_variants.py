@@ -191,13 +191,13 @@ def _do_not_wait(original):
 def _take_without_seal():
     """A member that missed its heartbeats is not sealed, and its leases count as free."""
 
-    def is_over(self, member_id, now_ms):
+    def has_ended(self, member_id, now_ms):
         watch = self._watches.get(member_id)
-        return watch is not None and (self._is_due(watch, now_ms) or (watch.row and watch.row.state != "live"))
+        return watch is not None and (self._has_expired(watch, now_ms) or (watch.row and watch.row.state != "live"))
 
     def live(self):
         now_ms = self._read_at_ms or 0
-        return [row for row in all_live(self) if not is_over(self, row.member_id, now_ms)]
+        return [row for row in all_live(self) if not has_ended(self, row.member_id, now_ms)]
 
     def plan(table, *arguments, **options):
         table.changed = True
@@ -206,7 +206,7 @@ def _take_without_seal():
     all_live = FailureDetector.live
     return [
         (FailureDetector, "sealable", lambda self, now_ms, known_dead=(): []),
-        (FailureDetector, "is_over", is_over),
+        (FailureDetector, "has_ended", has_ended),
         (FailureDetector, "live", live),
         (machine, "plan_round", plan),
     ]

@@ -268,10 +268,10 @@ def test_an_isolated_shard_waits_for_the_commit_of_each_record():
 def test_an_empty_page_is_news_only_when_a_commit_would_differ():
     session = make_session(order="key")
     hear(session, answer(), NOW)
-    assert session.has_news  # the row does not say until when everything was seen
+    assert session.has_unwritten_progress  # the row does not say until when everything was seen
     row, _ = session.plan_commit(0)
     session.holding.row = row
     hear(session, answer(), NOW + 1)
-    assert not session.has_news
+    assert not session.has_unwritten_progress
     hear(session, answer(), NOW + 3601)
-    assert session.has_news
+    assert session.has_unwritten_progress

@@ -149,8 +149,8 @@ def last_step(policy: Retry, stop: StoppedByHandler | StoppedByPayload, situatio
     return SkipRecord() if isinstance(then, Skip) else WriteLetter()
 
 
-def blamed(error: BaseException) -> BaseException:
-    """What went wrong: for `raise BatchFailure(...) from error`, which only names the records, it is the cause."""
+def root_error(error: BaseException) -> BaseException:
+    """The error to report. `raise BatchFailure(...) from error` only names the records: for it, this is the cause."""
     cause = error.__cause__
     if not isinstance(error, BatchFailure) or cause is None or type(cause).__name__ == "_RemoteTraceback":
         return error  # a traceback from another process, as text, is not a cause

@@ -1,10 +1,10 @@
-"""How the lease core talks to the store: one call after another, each with the time of its answer.
+"""The store calls of the lease machine, one after another. Each answer comes with its time.
 
-The base of `LeaseMachine`. It repeats calls without an answer, counts failures, recognises the application, and begins
-its streams: the row of a stream, its root leases, then the mark that they are complete (rule S2). Any worker can
-complete a stream, and no worker reads records before that. In a store that was emptied or replaced nothing is created,
-and the worker ends (rule L14). Before each attempt to set the mark, a read verifies that every root lease exists: a
-store that failed over may have lost acknowledged writes.
+The base of `LeaseMachine`. It repeats calls without an answer, counts failures, checks that the store still has the
+application, and begins its streams: the row of a stream, its root leases, then the mark that they are complete (rule
+S2). Any worker can complete a stream, and no worker reads records before that. In a store that was emptied or replaced
+nothing is created, and the worker ends (rule L14). Before each attempt to set the mark, a read verifies that every root
+lease exists: a store that failed over may have lost acknowledged writes.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,13 +29,13 @@ RETRY_MS: Final = 500
 THROTTLED_RETRY_MS_MAX: Final = 8_000
 TRIES_MAX: Final = 60
 FAILURES_REPORTED_MIN: Final = 2
-"""From so many failures in a row on, they are reported. A single one may be chance."""
+"""Failures are reported from this many in a row on. A single one may be chance."""
 LISTINGS_MAX: Final = 20
 LISTING_RETRY_MS: Final = 500
 CHECK_MS_MAX: Final = 10_000
 """A check that took longer says nothing about the present."""
 CREATED_TOGETHER_MAX: Final = 200
-"""With a hundred workers and thousands of shards, one such slice each covers nearly all."""
+"""How many root leases a worker creates before it looks again. A hundred workers create thousands in one pass."""
 
 
 class StoreDialogue:
@@ -61,7 +61,7 @@ class StoreDialogue:
         try:
             answer = yield call
         except BaseException:
-            self._failure_count += 1  # cancelled, or refused for good: it may have taken effect
+            self._failure_count += 1  # cancelled, or a permanent error: the call may have taken effect
             raise
         self._moment = answer.moment
         value: T | NoAnswer = answer.value
@@ -202,12 +202,12 @@ class StoreDialogue:
             missing, marked = yield from self._repeat(partial(self._check_and_mark, row, listing))
             if not missing:
                 return marked
-            for lease in self._some(missing):
+            for lease in self._own_part(missing):
                 if not (yield from self._repeat(partial(self._is_unmarked, row))):
                     return None
                 yield from self._ask_until_answered(partial(calls.CreateLease, lease))
 
-    def _some(self, missing: tuple[LeaseRow, ...]) -> tuple[LeaseRow, ...]:
+    def _own_part(self, missing: tuple[LeaseRow, ...]) -> tuple[LeaseRow, ...]:
         """Workers that start together share the work: each creates some of many leases, then looks again."""
         if len(missing) <= CREATED_TOGETHER_MAX:
             return missing

@@ -43,7 +43,7 @@ class HeartbeatState:
         self._tried_at_ms = 0
         self._first_registration: tuple[int, int] | None = None
         self._storage: str | None = None
-        self._is_sure = True
+        self._is_storage_confirmed = True
         """No call has failed since the storage was last confirmed to be the one that this member registered in."""
 
     @property
@@ -63,7 +63,7 @@ class HeartbeatState:
                 _, moment = yield Wait(self.next_heartbeat_ms, wakeable=True)
                 continue
             write = self.begin(*moment)
-            if not self._is_sure:
+            if not self._is_storage_confirmed:
                 # After a failed call there may be another storage behind the next one. Its `live` would mean nothing:
                 # it may have forgotten that this member was sealed (rule L13).
                 storage, moment = yield ReadIncarnation()
@@ -73,10 +73,10 @@ class HeartbeatState:
                 if storage != self._storage:
                     self.end("rolled_back")
                     return
-                self._is_sure = True
+                self._is_storage_confirmed = True
             answer, moment = yield SendHeartbeat(write)
             if isinstance(answer, NoAnswer):
-                self._is_sure = False
+                self._is_storage_confirmed = False
                 self.failed(moment.now_ms, answer)
             elif self._shows_roll_back(answer):
                 self.end("rolled_back")

@@ -117,11 +117,11 @@ class LeaseTable:
         self.inquiry: Inquiry | None = None
         self._finished_ms: dict[LeaseKey, int] = {}
         """Finished leases, and when a read of all leases first showed that they are."""
-        self._heard: dict[str, int] = {}
+        self._change_counts: dict[str, int] = {}
         """How many changes of each other member are known."""
-        self._named: dict[LeaseKey, None] = {}
+        self._changed_by_others: dict[LeaseKey, None] = {}
         """Leases that others have changed and that were not read since."""
-        self._in_doubt: dict[LeaseKey, int] = {}
+        self._possibly_taken: dict[LeaseKey, int] = {}
         """Leases that may be this member's although the answer to its take is missing, and until when."""
 
     def become(self, member_id: str) -> None:
@@ -146,9 +146,9 @@ class LeaseTable:
         self.leases.clear()
         self.vanished.clear()
         self.moved.clear()
-        self._heard.clear()
-        self._named.clear()
-        self._in_doubt.clear()
+        self._change_counts.clear()
+        self._changed_by_others.clear()
+        self._possibly_taken.clear()
 
     def reads(self, key: LeaseKey) -> bool:
         """Whether this member reads the lease's stream."""
@@ -156,20 +156,20 @@ class LeaseTable:
 
     # reading
 
-    def hear_changes(self, row: MemberRow) -> None:
-        """The row of a member. The leases that it has changed since its last row are read next."""
-        missed_count = row.change_count - self._heard.get(row.member_id, 0)
+    def observe_changes(self, row: MemberRow) -> None:
+        """Takes a member's row. The leases that it has changed since its last row are read next."""
+        missed_count = row.change_count - self._change_counts.get(row.member_id, 0)
         if missed_count <= 0 or row.member_id == self.member_id:
             return
-        self._heard[row.member_id] = row.change_count
+        self._change_counts[row.member_id] = row.change_count
         known = dict.fromkeys([*(self.streams or ()), *(key.stream_key for key in self.leases)])
         keys = [parse_short_name(name, known) for name in row.changed[-missed_count:]]
         if self._is_gap(missed_count, row) or None in keys:
             self.read_again()
             self.inquiry = None
         else:
-            self._named.update(dict.fromkeys(key for key in keys if key is not None))
-            self._void_inquiry(self._named)
+            self._changed_by_others.update(dict.fromkeys(key for key in keys if key is not None))
+            self._void_inquiry(self._changed_by_others)
 
     def _void_inquiry(self, keys: Iterable[LeaseKey]) -> None:
         """These leases have a row again, or had one. If it is missing once more, a member may have taken them in
@@ -202,19 +202,19 @@ class LeaseTable:
 
     def leases_to_read(self, now_ms: int) -> list[LeaseKey]:
         """The leases to read by key, if not all are read."""
-        self._in_doubt = {key: until_ms for key, until_ms in self._in_doubt.items() if now_ms < until_ms}
-        return [*self._named, *(key for key in self._in_doubt if key not in self._named)]
+        self._possibly_taken = {key: until_ms for key, until_ms in self._possibly_taken.items() if now_ms < until_ms}
+        return [*self._changed_by_others, *(key for key in self._possibly_taken if key not in self._changed_by_others)]
 
     def read_again(self) -> None:
         self._read_again = True
 
-    def doubt(self, key: LeaseKey, now_ms: int) -> None:
-        """A take got no answer and may still take effect: keep reading the lease until it cannot any more."""
-        self._in_doubt[key] = now_ms + 2 * self._expiry_ms
+    def expect_late_take(self, key: LeaseKey, now_ms: int) -> None:
+        """A take got no answer. Reads the lease by key for as long as the take may still take effect."""
+        self._possibly_taken[key] = now_ms + 2 * self._expiry_ms
 
     def observe_read(self, key: LeaseKey, row: LeaseRow | None, now_ms: int) -> None:
         """A lease that was read by its key."""
-        self._named.pop(key, None)
+        self._changed_by_others.pop(key, None)
         if row is not None:
             self.observe_lease(row, now_ms)
         elif key in self.leases and not self.leases[key].is_finished:
@@ -226,7 +226,7 @@ class LeaseTable:
             self._stopped_before = {row.key: row.stopped for row in rows if row.stopped is not None}
         self._read_again = False
         self._read_at_ms = now_ms
-        self._named.clear()
+        self._changed_by_others.clear()
         for row in rows:
             self.observe_lease(row, now_ms)
         present = {row.key for row in rows}

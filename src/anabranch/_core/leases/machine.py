@@ -189,7 +189,7 @@ class LeaseMachine(StoreDialogue):
         self._is_round_due = False
         self._no_takes_before_ms = 0
         self._incarnation: str | None = None
-        self._confirmed_at: int | None = None
+        self._failures_when_confirmed: int | None = None
         """The count of failed store calls when the storage was last confirmed."""
         self._known_dead: Collection[str] = ()
         """Members whose process is known to be dead, by the last poll."""
@@ -250,7 +250,7 @@ class LeaseMachine(StoreDialogue):
         self.app = self._check_place((yield from self._ask_until_answered(propose)))
         return self.app
 
-    def look_around(self, moment: Moment) -> Steps[None]:
+    def check_fleet(self, moment: Moment) -> Steps[None]:
         """Raises if this worker does not share the settings of a live fleet. Call it before anything else is written,
         and once in a process: a process that resumes after a pause must not seal its successor (rule L17).
         """
@@ -369,7 +369,7 @@ class LeaseMachine(StoreDialogue):
             # The store forgot what it had acknowledged: nobody takes anything for the longest expiry seen (rule L13).
             self._changes.append(StoreRolledBack())
             self._hold_takes()
-            self._incarnation = self._confirmed_at = None
+            self._incarnation = self._failures_when_confirmed = None
             self.table.forget()
             self.detector.forget()
         self._changes.append(MemberEnded(member_id=self.member_id, reason="evicted" if ending == "sealed" else ending))
@@ -398,7 +398,7 @@ class LeaseMachine(StoreDialogue):
         self._known_dead = poll.known_dead
         if poll.commands:
             self._changes.append(CommandsSeen(poll.commands))
-        looks = self._looks_wanted(poll.members)
+        looks = self._unanswered_looks(poll.members)
         if looks or table.wants_all_leases(self._moment.now_ms):
             is_read = yield from self._read_all(looks)
         else:
@@ -419,7 +419,7 @@ class LeaseMachine(StoreDialogue):
         # The application comes last: while it is deleted, its other rows vanish one by one.
         if isinstance(leases, NoAnswer) or not (yield from self.check_not_reset()):
             return False
-        if leases.evidence is not None and not self._believe(leases.evidence, failures):
+        if leases.evidence is not None and not self._accept_storage(leases.evidence, failures):
             return False
         if leases.evidence is None and any(row.version < held.get(row.key, 0) for row in leases):
             table.rolled_back = True
@@ -440,8 +440,8 @@ class LeaseMachine(StoreDialogue):
             turns = self._entropy.random() + (0.0 if read_count is None else 0.5)
             self.table.delay_read(self._moment.now_ms + round(pause_ms * turns))
 
-    def _looks_wanted(self, members: Sequence[MemberRow]) -> list[str]:
-        """Requests to look at all leases that this member holds (rule L18)."""
+    def _unanswered_looks(self, members: Sequence[MemberRow]) -> list[str]:
+        """Unanswered requests to look at all leases that this member holds (rule L18)."""
         mine = next((row for row in members if row.member_id == self.member_id), None)
         wanted = () if mine is None else mine.wanted
         return [name for name in wanted if name.startswith(LOOK_PREFIX) and name not in self.table.answered]
@@ -596,7 +596,7 @@ class LeaseMachine(StoreDialogue):
         """
         trusted, is_first = self.app.incarnation, self._incarnation is None
         if evidence is not None:
-            is_same = self._believe(evidence, failures)
+            is_same = self._accept_storage(evidence, failures)
         else:
             is_same = yield from self._is_same_storage()
         if not is_same:
@@ -613,23 +613,25 @@ class LeaseMachine(StoreDialogue):
         return self.ending is None
 
     def _confirm_storage(self) -> Steps[bool]:
-        """Asks the store which storage it is. False: another one than before, or no answer."""
+        """Asks the store for the identity of its storage. False if it has changed, or if there is no answer."""
         failures = self._failure_count  # a call that fails during this one may hide a failover
         incarnation = yield from self._ask(calls.ReadIncarnation())
-        return not isinstance(incarnation, NoAnswer) and self._believe(incarnation, failures)
+        return not isinstance(incarnation, NoAnswer) and self._accept_storage(incarnation, failures)
 
-    def _believe(self, incarnation: str, failures: int) -> bool:
-        """An answer came from this storage. `failures` were counted before its call. False: another one than before."""
+    def _accept_storage(self, incarnation: str, failures: int) -> bool:
+        """An answer came from this storage. False if it is not the one known so far. `failures` is the count of failed
+        calls before this call.
+        """
         if self._incarnation is not None and incarnation != self._incarnation:
             self.table.rolled_back = True
             return False
-        self._incarnation, self._confirmed_at = incarnation, failures
+        self._incarnation, self._failures_when_confirmed = incarnation, failures
         return True
 
     @property
     def _is_sure_of_storage(self) -> bool:
         """No store call has failed since the storage was confirmed, so all answers since then came from it."""
-        return self._confirmed_at == self._failure_count
+        return self._failures_when_confirmed == self._failure_count
 
     def _is_same_storage(self) -> Steps[bool]:
         """Asks again if a call has failed. A store never returns to an earlier storage: if it is still the same one,
@@ -766,7 +768,7 @@ class LeaseMachine(StoreDialogue):
         if isinstance(poll, NoAnswer):
             return ()
         for row in poll.members:
-            self.table.hear_changes(row)
+            self.table.observe_changes(row)
         inquiry = self.table.inquiry
         if inquiry is None or not any(key in inquiry.keys for key in keys):
             request = LookRequest(f"{self.member_id} {self._entropy.getrandbits(64)}")

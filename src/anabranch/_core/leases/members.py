@@ -128,16 +128,16 @@ class FailureDetector:
             for watch in self._watches.values()
             if watch.row is not None
             and watch.row.state == "live"
-            and (self._is_due(watch, now_ms) or watch.row.member_id in known_dead)
+            and (self._has_expired(watch, now_ms) or watch.row.member_id in known_dead)
         ]
 
-    def is_over(self, member_id: str, now_ms: int) -> bool:
-        """Whether this member's leases can be taken: it was sealed, left, or was missing for longer than any expiry."""
+    def has_ended(self, member_id: str, now_ms: int) -> bool:
+        """Whether its leases can be taken: it was sealed, left, or its row was missing for longer than any expiry."""
         watch = self._watches.get(member_id)
         if watch is None:
             return False
         if watch.row is None:
-            return self._is_due(watch, now_ms)
+            return self._has_expired(watch, now_ms)
         return watch.row.state != "live"
 
     def is_heartbeating(self, member_id: str, now_ms: int) -> bool:
@@ -152,7 +152,7 @@ class FailureDetector:
         rows = [watch.row for watch in self._watches.values() if watch.row is not None and watch.row.state == "live"]
         return sorted(rows, key=lambda row: row.member_id)
 
-    def over_since(self, cutoff_ms: int) -> list[str]:
+    def ended_before(self, cutoff_ms: int) -> list[str]:
         """Members that were sealed or left before the cutoff. Their rows can be deleted once no lease names them."""
         return [
             member_id
@@ -164,7 +164,7 @@ class FailureDetector:
         watch = self._watches.get(member_id)
         return None if watch is None else watch.row
 
-    def _is_due(self, watch: _Watch, now_ms: int) -> bool:
+    def _has_expired(self, watch: _Watch, now_ms: int) -> bool:
         """Uses the victim's expiry, not the observer's: during a deployment they can differ."""
         return now_ms - watch.since_ms >= watch.expiry_ms
 

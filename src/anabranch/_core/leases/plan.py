@@ -93,22 +93,22 @@ def _balance_group(
     the plan has given each member so far.
     """
     held: dict[str, list[LeaseDemand]] = {member.member_id: [] for member in members}
-    loose: list[LeaseDemand] = []
+    unassigned: list[LeaseDemand] = []
     for demand in wanted:
         if demand.owner in held:
             held[demand.owner].append(demand)
         else:
-            loose.append(demand)
+            unassigned.append(demand)
     held_counts = {member_id: sum(demand.weight for demand in mine) for member_id, mine in held.items()}
     shares = _shares(members, held_counts, sum(demand.weight for demand in wanted), loads)
     desired: dict[LeaseKey, str] = {}
     room: dict[str, int] = {}
     for member_id, mine in held.items():
-        kept, surplus = _keep(mine, shares[member_id])
+        kept, surplus = _split_surplus(mine, shares[member_id])
         desired.update((demand.key, member_id) for demand in kept)
         room[member_id] = max(0, shares[member_id] - sum(demand.weight for demand in kept))
-        loose.extend(surplus)
-    _assign(sorted(loose, key=lambda demand: demand.key), room, desired)
+        unassigned.extend(surplus)
+    _assign(sorted(unassigned, key=lambda demand: demand.key), room, desired)
     return desired
 
 
@@ -146,7 +146,7 @@ def _shares(
     return shares
 
 
-def _keep(mine: list[LeaseDemand], share: int) -> tuple[list[LeaseDemand], list[LeaseDemand]]:
+def _split_surplus(mine: list[LeaseDemand], share: int) -> tuple[list[LeaseDemand], list[LeaseDemand]]:
     """Splits a member's leases into kept and surplus. Leases that must not move yet are always kept."""
     kept, surplus = [], []
     count = 0
@@ -161,11 +161,11 @@ def _keep(mine: list[LeaseDemand], share: int) -> tuple[list[LeaseDemand], list[
     return kept, surplus
 
 
-def _assign(loose: list[LeaseDemand], room: dict[str, int], desired: dict[LeaseKey, str]) -> None:
+def _assign(unassigned: list[LeaseDemand], room: dict[str, int], desired: dict[LeaseKey, str]) -> None:
     """Gives each lease without an owner to the member with the most room."""
     most_first = [(-count, member_id) for member_id, count in room.items()]
     heapify(most_first)
-    for demand in loose:
+    for demand in unassigned:
         if most_first and -most_first[0][0] >= demand.weight:
             count, member_id = most_first[0]
             desired[demand.key] = member_id
@@ -326,7 +326,7 @@ def _take_and_ask(
         key = row.key
         if key in table.held:
             continue
-        if row.owner is None or detector.is_over(row.owner, now_ms):
+        if row.owner is None or detector.has_ended(row.owner, now_ms):
             if take_count == TAKES_MAX:
                 table.changed = True
                 continue
@@ -355,11 +355,11 @@ def _may_ask(table: LeaseTable, key: LeaseKey, donor: MemberRow, now_ms: int) ->
 
 
 def _clean_up(table: LeaseTable, detector: FailureDetector, now_ms: int) -> list[Step]:
-    long_over = detector.over_since(now_ms - MEMBER_KEPT_MS)
-    if not long_over:
+    ended = detector.ended_before(now_ms - MEMBER_KEPT_MS)
+    if not ended:
         return []
     named = {row.owner for row in table.leases.values()}
-    return [DeleteMember(member_id) for member_id in long_over if member_id not in named]
+    return [DeleteMember(member_id) for member_id in ended if member_id not in named]
 
 
 Written = Literal["written", "again", "lost", "unknown"]
@@ -372,7 +372,7 @@ def apply_members(table: LeaseTable, detector: FailureDetector, rows: Sequence[M
         table.changed = True
     for row in rows:
         if detector.row(row.member_id) is row:  # not an older one than was seen before
-            table.hear_changes(row)
+            table.observe_changes(row)
     if detector.ended_count != ended_count:
         table.read_again()  # its row may not list its last changes
 
@@ -399,7 +399,7 @@ def apply_seal(table: LeaseTable, detector: FailureDetector, row: MemberRow | No
 
 def apply_take(table: LeaseTable, step: TakeLease, answer: LeaseRow | Conflict | None, now_ms: int) -> None:
     if answer is None:
-        table.doubt(step.key, now_ms)
+        table.expect_late_take(step.key, now_ms)
         return
     row = answer.row if isinstance(answer, Conflict) else answer
     if row is None:

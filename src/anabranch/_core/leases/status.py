@@ -204,7 +204,7 @@ class FleetObserver:
         for member in rows.members:
             name, is_dead = member.member_id, member.member_id in rows.dead_members
             members[name] = self._member(member, now_ms, held[name], totals.get(name), is_dead=is_dead)
-        view = _View(
+        snapshot = _FleetSnapshot(
             {row.key: row for row in leases},
             {row.member_id: row for row in rows.members},
             members,
@@ -219,7 +219,7 @@ class FleetObserver:
             created_seconds=rows.app.created_wall_ms / 1000,
             streams=tuple(sorted(row.name for row in streams.values())),
             members=tuple(members.values()),
-            shards=tuple(view.shard(row) for row in leases),
+            shards=tuple(snapshot.shard(row) for row in leases),
             unreported_count=sum(
                 row.owner in live and (row.owner, row.key.short_name) not in reported for row in leases
             ),
@@ -295,7 +295,7 @@ def _is_current(row: LeaseRow, streams: Mapping[str, StreamRow]) -> bool:
     return stream is not None and stream.generation == row.key.generation
 
 
-class _View(msgspec.Struct, frozen=True):
+class _FleetSnapshot(msgspec.Struct, frozen=True):
     """One snapshot of a fleet."""
 
     leases: Mapping[LeaseKey, LeaseRow]

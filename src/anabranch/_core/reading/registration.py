@@ -34,7 +34,7 @@ def own_name(app: str | None, identity: str) -> str:
 
 
 def is_own_name(name: str) -> bool:
-    """Whether a consumer has a name such as applications give."""
+    """Whether the name has the form of a generated one."""
     return re.fullmatch(rf"{_PREFIX}(.+-)?[0-9a-f]{{{_ID_DIGITS}}}", name) is not None
 
 

@@ -84,7 +84,7 @@ Outcome: TypeAlias = Literal[
 CALL_EVERY_MS: Final = 1_000
 """AWS allows one SubscribeToShard per second for each consumer and shard (rule F7)."""
 IN_USE_RETRY_MS: Final = 1_000
-"""Not longer: after a hand-off the new owner would wait for nothing."""
+"""A longer pause would only delay the new owner after a hand-off."""
 FIRST_PAUSE_MS: Final = 2_000
 PAUSE_MAX_MS: Final = 60_000
 JITTER: Final = 0.1
@@ -94,7 +94,7 @@ BREAKS_MS: Final = 120_000
 connections in a row take 90 s.
 """
 POLLED_MS: Final = 300_000
-"""How long a shard is polled before it subscribes again, if that cannot help soon."""
+"""How long a shard is polled if subscribing again soon cannot help."""
 TAKE_OVERS_MAX: Final = 3
 TAKE_OVERS_MS: Final = 60_000
 SILENT_AFTER_MS: Final = 30_000
@@ -228,7 +228,7 @@ class Subscription:
             self._continuation = max(int(continuation), self._continuation or 0)
 
     def hold(self) -> None:
-        """The next event waits for room: that it does not come is no silence."""
+        """The next event waits for room, so its absence does not count as silence."""
         self._listens_since_ms = None
 
     def listen(self, now_ms: int) -> None:
@@ -257,7 +257,7 @@ class Subscription:
             case "throttled":
                 self.failure_count += 1
                 reason = SubscriptionFailing(error=error, failure_count=self.failure_count)
-                if was_active:  # an error of the KMS key, which polling would meet too
+                if was_active:  # a KMS error: polling would get it, too
                     self.reason = reason
                     self._retry(now_ms, self._pause_ms(entropy))
                 else:
@@ -321,7 +321,7 @@ class Subscription:
         called_ms = self._called_at_ms
         self.due_at_ms = at_ms if called_ms is None else max(at_ms, called_ms + CALL_EVERY_MS)
 
-    # what decides between two subscriptions
+    # between two subscriptions
 
     def prove(self, heartbeat_sent_ms: int, now_ms: int) -> bool:
         """A heartbeat that was sent at that time is acknowledged. True if it proves that the lease is still ours after
@@ -361,6 +361,6 @@ class Subscription:
         self.reason = None
 
     def subscribe_soon(self, now_ms: int) -> None:
-        """What was in the way is repaired: subscribes as soon as the service allows."""
+        """The cause of the failure is repaired: subscribes as soon as the service allows."""
         if self.is_due:
             self._set_due(min(self.due_at_ms, now_ms))

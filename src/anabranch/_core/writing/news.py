@@ -13,9 +13,9 @@ FLOW_EVERY_MS: Final = 1_000
 class WriteNews:
     def __init__(self, stream: str) -> None:
         self._stream = stream
-        self._told = WriteCounters()
+        self._reported = WriteCounters()
         """The state that was last reported."""
-        self._told_ms: int | None = None
+        self._reported_ms: int | None = None
         self._failing_since_ms: int | None = None
         self._failure_count = 0
         """Requests that failed since one succeeded."""
@@ -51,17 +51,17 @@ class WriteNews:
         for pace in [pace for pace in self._throttled if pace.factor >= 1.0]:
             shard_id, since_ms = self._throttled.pop(pace)
             yield WriteUnthrottled(stream=self._stream, shard_id=shard_id, seconds=(now_ms - since_ms) / 1000)
-        if self._told_ms is None:
-            self._told_ms = now_ms
-        elif now_ms - self._told_ms >= FLOW_EVERY_MS:
+        if self._reported_ms is None:
+            self._reported_ms = now_ms
+        elif now_ms - self._reported_ms >= FLOW_EVERY_MS:
             yield from self.flow(counters, now_ms)
 
     def flow(self, counters: WriteCounters, now_ms: int) -> Iterator[Event]:
         """What was delivered since the last time, if anything was."""
-        before, since_ms = self._told, now_ms if self._told_ms is None else self._told_ms
+        before, since_ms = self._reported, now_ms if self._reported_ms is None else self._reported_ms
         if (counters.delivered_count, counters.failed_count) == (before.delivered_count, before.failed_count):
             return
-        self._told, self._told_ms = counters.copy(), now_ms
+        self._reported, self._reported_ms = counters.copy(), now_ms
         yield DeliveryProgress(
             stream=self._stream,
             seconds=(now_ms - since_ms) / 1000,

@@ -78,21 +78,21 @@ def test_an_older_row_is_accepted_when_it_answers_a_write():
 
 def test_an_end_is_accepted_whatever_the_counter():
     detector = watching((0, [replace(A, counter=5)]), (1_000, [replace(A, counter=0, state="sealed")]))
-    assert detector.is_over("a#1", 1_000)
+    assert detector.has_ended("a#1", 1_000)
 
 
 def test_sealed_and_left_members_are_over_at_once():
     for state in ("sealed", "left"):
         detector = watching((0, [replace(A, state=state)]))
-        assert detector.is_over("a#1", 0)
+        assert detector.has_ended("a#1", 0)
         assert detector.sealable(60_000) == []
         assert detector.live() == []
 
 
 def test_a_live_member_is_never_over_and_an_unknown_one_is_not_known_to_be():
     detector = watching((0, [A]))
-    assert not detector.is_over("a#1", 99_000)
-    assert not detector.is_over("z#1", 99_000)
+    assert not detector.has_ended("a#1", 99_000)
+    assert not detector.has_ended("z#1", 99_000)
     assert detector.row("z#1") is None
 
 
@@ -100,27 +100,27 @@ def test_a_missing_row_counts_from_the_first_answer_without_it():
     detector = watching((0, [A, B]), (1_000, [A, B]))
     assert detector.observe([B], 2_000)
     assert not detector.observe([B], 3_000)
-    assert not detector.is_over("a#1", 11_999)
-    assert detector.is_over("a#1", 12_000)
+    assert not detector.has_ended("a#1", 11_999)
+    assert detector.has_ended("a#1", 12_000)
 
 
 def test_a_missing_row_that_comes_back_lives():
     detector = watching((0, [A, B]), (1_000, [B]), (2_000, [A, B]))
-    assert not detector.is_over("a#1", 60_000)
+    assert not detector.has_ended("a#1", 60_000)
     assert [row.member_id for row in detector.live()] == ["a#1", "b#1"]
 
 
 def test_an_owner_without_a_row_is_waited_out_for_the_longest_expiry():
     detector = watching((0, [replace(B, expiry_ms=20_000)]))
     detector.observe_owners({"z#1": None}, 1_000)
-    assert not detector.is_over("z#1", 20_999)
-    assert detector.is_over("z#1", 21_000)
+    assert not detector.has_ended("z#1", 20_999)
+    assert detector.has_ended("z#1", 21_000)
 
 
 def test_a_missing_member_that_no_lease_names_is_forgotten():
     detector = watching((0, [A, B]), (1_000, [B]))
     detector.observe_owners({"b#1": None}, 2_000)
-    assert not detector.is_over("a#1", 60_000)
+    assert not detector.has_ended("a#1", 60_000)
 
 
 def test_members_known_to_be_dead_can_be_sealed_at_once():
@@ -137,8 +137,8 @@ def test_what_others_plan_by_is_a_change_and_a_heartbeat_is_none():
 
 def test_rows_of_members_long_over_are_named_for_deletion():
     detector = watching((0, [SEALED, B]))
-    assert detector.over_since(-1) == []
-    assert detector.over_since(0) == ["a#1"]
+    assert detector.ended_before(-1) == []
+    assert detector.ended_before(0) == ["a#1"]
 
 
 def test_after_a_rollback_of_the_store_members_are_observed_again():
@@ -179,6 +179,6 @@ def test_a_member_beats_only_if_its_counter_was_seen_to_move_a_moment_ago():
 
 def test_a_sealed_member_counts_as_live_only_with_a_row_that_was_created_again():
     detector = watching((0, [SEALED]), (1_000, [A]))
-    assert detector.is_over("a#1", 1_000), "an older row, in a later answer"
+    assert detector.has_ended("a#1", 1_000), "an older row, in a later answer"
     assert detector.observe([replace(A, counter=2)], 2_000)
-    assert not detector.is_over("a#1", 2_000), "it was deleted, and a late registration made it again"
+    assert not detector.has_ended("a#1", 2_000), "it was deleted, and a late registration made it again"

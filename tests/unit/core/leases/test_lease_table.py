@@ -133,7 +133,7 @@ def test_leases_are_read_when_there_is_reason_and_once_a_minute():
 
 def test_a_lease_is_read_while_the_answer_to_its_take_is_missing():
     known = table(MINE)
-    known.doubt(Q, 0)
+    known.expect_late_take(Q, 0)
     known.observe_leases([MINE], 1)
     assert not known.wants_all_leases(19_999)
     assert known.leases_to_read(19_999) == [Q]
@@ -150,20 +150,20 @@ def other(change_count, *keys, member_id="b#1"):
 
 def test_what_another_member_names_is_read_and_once_only():
     known = table(MINE)
-    known.hear_changes(other(1, KEYS[1]))
-    known.hear_changes(other(3, KEYS[1], KEYS[2], KEYS[3]))
+    known.observe_changes(other(1, KEYS[1]))
+    known.observe_changes(other(3, KEYS[1], KEYS[2], KEYS[3]))
     assert not known.wants_all_leases(1)
     assert known.leases_to_read(1) == KEYS[1:4]
     for key in KEYS[1:4]:
         known.observe_read(key, LeaseRow(key=key), 1)
-    known.hear_changes(other(3, KEYS[1], KEYS[2], KEYS[3]))
+    known.observe_changes(other(3, KEYS[1], KEYS[2], KEYS[3]))
     assert known.leases_to_read(2) == []
     assert list(known.leases) == [P, *KEYS[1:4]]
 
 
 def test_a_lease_that_could_not_be_read_is_read_later():
     known = table(MINE)
-    known.hear_changes(other(1, KEYS[1]))
+    known.observe_changes(other(1, KEYS[1]))
     assert known.leases_to_read(1) == known.leases_to_read(2) == [KEYS[1]]
 
 
@@ -182,7 +182,7 @@ def test_a_lease_that_could_not_be_read_is_read_later():
 def test_all_leases_are_read_if_more_changed_than_is_named_or_than_is_cheap(rows):
     known = table(MINE)
     for row in rows:
-        known.hear_changes(row)
+        known.observe_changes(row)
     assert known.wants_all_leases(1)
     known.observe_leases([MINE], 2)
     assert not known.wants_all_leases(3)
@@ -191,7 +191,7 @@ def test_all_leases_are_read_if_more_changed_than_is_named_or_than_is_cheap(rows
 
 def test_what_this_member_changed_itself_is_not_read():
     known = table(MINE)
-    known.hear_changes(other(9, *KEYS[:8], member_id="me#1"))
+    known.observe_changes(other(9, *KEYS[:8], member_id="me#1"))
     assert not known.wants_all_leases(1)
 
 

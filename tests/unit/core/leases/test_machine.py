@@ -398,17 +398,17 @@ def states(store):
     return {row.member_id: row.state for row in stored(store, MemberRow)}
 
 
-def _look_around(store, *, is_exclusive):
+def _check_fleet(store, *, is_exclusive):
     driver = Driver(store, worker_id="pod-0", order="key", is_exclusive=is_exclusive)
     for row in (EARLIER, NEIGHBOUR):
         now(store.register_member(row))
-    driver.do(driver.machine.look_around)
+    driver.do(driver.machine.check_fleet)
     return driver
 
 
 def test_the_earlier_member_of_an_exclusive_worker_id_is_sealed_at_once_and_blocks_no_worker():
     store = MemoryLeaseStore()
-    driver = _look_around(store, is_exclusive=True)
+    driver = _check_fleet(store, is_exclusive=True)
     assert driver.changes == [MemberEvicted(member_id="pod-0#1")]
     assert states(store) == {"pod-0#1": "sealed", "pod-1#1": "live"}
     assert driver.now_ms == 0
@@ -416,7 +416,7 @@ def test_the_earlier_member_of_an_exclusive_worker_id_is_sealed_at_once_and_bloc
 
 def test_an_earlier_member_of_a_worker_id_that_others_may_have_is_waited_for():
     store = MemoryLeaseStore()
-    driver = _look_around(store, is_exclusive=False)
+    driver = _check_fleet(store, is_exclusive=False)
     assert states(store)["pod-0#1"] == "sealed"
     assert driver.now_ms >= EARLIER.expiry_ms
 
@@ -440,7 +440,7 @@ def test_a_late_heartbeat_delays_the_seal_and_a_member_that_continues_is_left_to
     store = LateHeartbeats(late)
     driver = Driver(store, worker_id="pod-0", order="shard", is_exclusive=True)
     now(store.register_member(EARLIER))
-    driver.do(driver.machine.look_around)
+    driver.do(driver.machine.check_fleet)
     assert states(store) == {"pod-0#1": state}
     assert bool(driver.changes) == (state == "sealed")
 

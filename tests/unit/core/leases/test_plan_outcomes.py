@@ -143,7 +143,7 @@ def test_news_of_members_are_a_reason_to_plan():
     known.changed = False
     apply_members(known, detector, [replace(OTHER, counter=2)], 4)
     assert not known.changed
-    assert detector.is_over("z#1", 10_003)
+    assert detector.has_ended("z#1", 10_003)
 
 
 def test_a_seal_that_succeeded_is_news_and_one_without_an_answer_is_not():
@@ -154,4 +154,4 @@ def test_a_seal_that_succeeded_is_news_and_one_without_an_answer_is_not():
     assert not known.changed
     apply_seal(known, detector, replace(OTHER, state="sealed"), 1)
     assert known.changed
-    assert detector.is_over("b#1", 1)
+    assert detector.has_ended("b#1", 1)

@@ -16,7 +16,7 @@ from anabranch._model.streams import Position
 SKIP: Final = "skip"
 RESUME: Final = "resume"
 STOP: Final = "stop"
-"""The argument of `resume`: which stop was seen. An older version sends none."""
+"""The argument of `resume`: which stop was seen."""
 
 
 class CommandOutcome(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ def apply_to_row(command: ControlRow, row: LeaseRow) -> CommandOutcome:
     if command.action == RESUME:
         if row.stopped is None:
             return CommandOutcome("applied", "it is not stopped any more")
-        if command.arguments.get(STOP, aimed_at(row.stopped)) != aimed_at(row.stopped):
+        if command.arguments.get(STOP) != aimed_at(row.stopped):
             return CommandOutcome("refused", f"the shard has stopped again since, at record {row.stopped.position}")
         return CommandOutcome("applied", "resumed: its record is tried once more", replace(row, stopped=None))
     if command.action != SKIP:

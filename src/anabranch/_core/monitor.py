@@ -26,7 +26,7 @@ from anabranch.events import (
 )
 from anabranch.measures import ConsumerMeasures, Counters, ShardMeasures
 from anabranch.reasons import Reason, StoppedAtRecord
-from anabranch.reports import FleetShard, FleetStatus
+from anabranch.reports import FleetStatus
 
 PROGRESS_EVERY_MS: Final = 60_000
 STILL_STOPPED_EVERY_MS: Final = 300_000
@@ -124,16 +124,14 @@ class FleetLag:
         """None if no lag is known."""
         unhandled = {(shard.stream, shard.shard_id) for shard in status.shards if shard.state in UNHANDLED_STATES}
         self._unhandled_ms = {key: self._unhandled_ms.get(key, now_ms) for key in sorted(unhandled)}
-        lags = [
-            Lag(seconds, shard.stream, shard.shard_id, shard.reason)
-            for shard in status.unfinished_shards
-            if (seconds := self._lag_of(shard, now_ms)) is not None
-        ]
+        lags: list[Lag] = []
+        for shard in status.unfinished_shards:
+            seconds, since_ms = shard.lag, self._unhandled_ms.get((shard.stream, shard.shard_id))
+            if seconds is None and since_ms is not None:
+                seconds = (now_ms - since_ms) / 1000
+            if seconds is not None:
+                lags.append(Lag(seconds, shard.stream, shard.shard_id, shard.reason))
         return max(lags, key=lambda lag: lag.seconds, default=None)
-
-    def _lag_of(self, shard: FleetShard, now_ms: int) -> float | None:
-        since_ms = self._unhandled_ms.get((shard.stream, shard.shard_id))
-        return (now_ms - since_ms) / 1000 if shard.lag is None and since_ms is not None else shard.lag
 
 
 class RunMonitor:

@@ -29,7 +29,7 @@ class HeartbeatStatus(msgspec.Struct, frozen=True):
 class HeartbeatState:
     def __init__(self, member_id: str, timing: LeaseTiming) -> None:
         self.timing = timing
-        self.status = HeartbeatStatus(Fence(member_id))
+        self.status = HeartbeatStatus(Fence())
         """Published for the lease machine."""
         self.gate = StartGate()
         """Read by all code that starts handler calls."""
@@ -45,10 +45,6 @@ class HeartbeatState:
         self._storage: str | None = None
         self._is_storage_confirmed = True
         """No call has failed since the storage was last confirmed to be the one that this member registered in."""
-
-    @property
-    def member_id(self) -> str:
-        return self.status.fence.member_id
 
     def registered(self, row: MemberRow, storage: str) -> None:
         """The store answered the registration. `storage` is the identity that it reported just before."""

@@ -83,7 +83,6 @@ class Fence(msgspec.Struct, frozen=True):
     the machine sleeps. So if the wall clock has run ahead by more than a second since then, the fence has passed.
     """
 
-    member_id: str
     valid_until_ms: int | None = None
     """None before the first acknowledged heartbeat, and after the end."""
     wall_ahead_ms: int = 0
@@ -105,10 +104,10 @@ class Fence(msgspec.Struct, frozen=True):
         valid_until_ms = began_now_ms + fence_ms
         if self.valid_until_ms is not None and valid_until_ms < self.valid_until_ms:
             return self
-        return Fence(self.member_id, valid_until_ms, began_wall_ms - began_now_ms)
+        return Fence(valid_until_ms, began_wall_ms - began_now_ms)
 
     def ended(self, ending: Ending) -> "Fence":
-        return self if self.ending is not None else Fence(self.member_id, None, 0, ending)
+        return self if self.ending is not None else Fence(ending=ending)
 
 
 class StartGate:

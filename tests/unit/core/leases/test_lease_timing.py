@@ -35,7 +35,7 @@ WALL = 1_700_000_000_000
 
 
 def acknowledged(at_ms=1_000):
-    return Fence("a#1").acknowledged(at_ms, WALL + at_ms, 7_000)
+    return Fence().acknowledged(at_ms, WALL + at_ms, 7_000)
 
 
 def may_start(fence, now_ms, wall_ms):
@@ -45,7 +45,7 @@ def may_start(fence, now_ms, wall_ms):
 
 
 def test_nothing_starts_before_the_first_acknowledgement():
-    assert not may_start(Fence("a#1"), 0, WALL)
+    assert not may_start(Fence(), 0, WALL)
 
 
 def test_starts_are_allowed_until_the_fence_and_not_at_it():

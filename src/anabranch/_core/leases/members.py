@@ -218,7 +218,11 @@ class Admission:
                 return Review(refused_by=row)
         others = [row for row in others if row.member_id in self._awaited]
         if any(row.member_id == self._me.member_id for row in live):
-            if not any(row.counter for row in others) and self._has_confirmed_peer(live):
+            # Every incompatible worker sees a confirmed peer of this one, and leaves.
+            has_confirmed_peer = any(
+                row.counter and row.member_id != self._me.member_id and not self._is_incompatible(row) for row in live
+            )
+            if has_confirmed_peer and not any(row.counter for row in others):
                 return Review(is_admitted=True)
             for row in others:
                 if not row.counter and joined_before(row, self._me):
@@ -226,12 +230,6 @@ class Admission:
         names = {row.member_id for row in others}
         due = [row for row in self._detector.sealable(now_ms) if row.member_id in names]
         return Review(is_admitted=not others, seals=tuple(Seal(row.member_id, row.counter) for row in due))
-
-    def _has_confirmed_peer(self, live: list[MemberRow]) -> bool:
-        """Whether a confirmed, compatible member exists. Every incompatible worker sees it and leaves."""
-        return any(
-            row.counter and row.member_id != self._me.member_id and not self._is_incompatible(row) for row in live
-        )
 
     def _is_incompatible(self, row: MemberRow) -> bool:
         return is_incompatible(self._me, row, any_order=self._any_order)

@@ -358,7 +358,7 @@ class Lanes:
         shard = self.shard_map.predict(digest) if self.predicts else None
         return self._shard_lanes.get(None if shard is None else shard.shard_id)
 
-    def pace_of(self, shard_id: str | None) -> ShardPace | None:
+    def known_pace(self, shard_id: str | None) -> ShardPace | None:
         return None if shard_id is None else self.paces.get(shard_id)
 
     # order
@@ -436,7 +436,8 @@ class Lanes:
             else:
                 displaced += self._retire(lane)
         for lane in list(self._key_lanes.values()):
-            shard = self.shard_map.predict(_digest(lane))
+            assert lane.digest is not None, "the lane of a key"
+            shard = self.shard_map.predict(lane.digest)
             if self._keeps_key_lane(lane, shard):
                 lane.aggregates = self._aggregates_keys
                 self._requeue_lane(lane, shard, now_ms)
@@ -711,11 +712,6 @@ class Lanes:
             self.queue_if_ready(lane, now_ms)
         queue.is_queued = False
         return _Stop.EMPTY, now_ms
-
-
-def _digest(lane: WriteLane) -> bytes:
-    assert lane.digest is not None
-    return lane.digest
 
 
 def _shares_keys(old: WriteLane, lane: WriteLane) -> bool:

@@ -528,7 +528,7 @@ class StreamWriter(Generic[R]):
         assert shard_id is not None
         assert sequence_number is not None
         bundle.attempts = (*bundle.attempts, attempt)
-        pace = self._lanes.pace_of(shard_id) or lane.queue.pace
+        pace = self._lanes.known_pace(shard_id) or lane.queue.pace
         if pace is None:
             self._refused_share.add_accepted()
         else:
@@ -565,7 +565,7 @@ class StreamWriter(Generic[R]):
         shard_id = refused_shard_id(result.error_message)
         if shard_id is None and bundle.predicted is not None:
             shard_id = bundle.predicted.shard_id
-        pace = self._lanes.pace_of(shard_id) or lane.queue.pace
+        pace = self._lanes.known_pace(shard_id) or lane.queue.pace
         if pause is not Pause.SHARD:
             (self._refused_share if pace is None else pace.refused_share).add_refused()
             is_throttled = pause is Pause.SHARD_IF_MOST_THROTTLED

@@ -72,8 +72,10 @@ async def meet_a_stranger(world, joined_wall_ms, happened):
     for beat in range(1, 11):
         await asyncio.sleep(1)
         await store.heartbeat(HeartbeatWrite(member_id="b#1", attempt=beat))
-    await consumer.stop()
-    await running
+    try:
+        await consumer.stop()
+    finally:
+        await running
 
 
 def test_a_worker_that_came_before_one_with_other_settings_says_so_once_and_stays():

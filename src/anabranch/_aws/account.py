@@ -89,7 +89,7 @@ def resolve_address(
         endpoint = parse_endpoint(url)
     except ValueError as error:
         raise ConfigurationError(f"endpoint_url: {error}") from None
-    return ServiceAddress(region, endpoint, proxy_for(endpoint, os.environ), _ca_bundle(session))
+    return ServiceAddress(region, endpoint, proxy_for(endpoint), _ca_bundle(session))
 
 
 def _endpoint_url(session: Any, aws: Aws, service: str, region: str) -> str:

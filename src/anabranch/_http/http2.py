@@ -14,35 +14,23 @@ Http2Session = connection.H2Connection
 StreamEnded = events.StreamEnded
 StreamReset = events.StreamReset
 WindowUpdated = events.WindowUpdated
-
-_CLIENT = config.H2Configuration(client_side=True, header_encoding=None)
-_SERVER = config.H2Configuration(client_side=False, header_encoding=None)
+SettingCodes = settings.SettingCodes
 
 
 def client_session(*, window_bytes: int, frame_bytes_max: int, head_bytes_max: int) -> Http2Session:
     """`window_bytes` is the receive window of each stream."""
-    session = Http2Session(_CLIENT)
+    own = {SettingCodes.ENABLE_PUSH: 0, SettingCodes.MAX_FRAME_SIZE: frame_bytes_max}
+    session = _session(own, window_bytes, head_bytes_max, is_client=True)
     session.max_inbound_frame_size = frame_bytes_max
-    session.local_settings = settings.Settings(
-        client=True,
-        initial_values={
-            settings.SettingCodes.ENABLE_PUSH: 0,
-            settings.SettingCodes.INITIAL_WINDOW_SIZE: window_bytes,
-            settings.SettingCodes.MAX_FRAME_SIZE: frame_bytes_max,
-            settings.SettingCodes.MAX_HEADER_LIST_SIZE: head_bytes_max,
-        },
-    )
     return session
 
 
 def server_session(*, streams_max: int, window_bytes: int, head_bytes_max: int) -> Http2Session:
-    session = Http2Session(_SERVER)
-    session.local_settings = settings.Settings(
-        client=False,
-        initial_values={
-            settings.SettingCodes.MAX_CONCURRENT_STREAMS: streams_max,
-            settings.SettingCodes.INITIAL_WINDOW_SIZE: window_bytes,
-            settings.SettingCodes.MAX_HEADER_LIST_SIZE: head_bytes_max,
-        },
-    )
+    return _session({SettingCodes.MAX_CONCURRENT_STREAMS: streams_max}, window_bytes, head_bytes_max, is_client=False)
+
+
+def _session(own: dict[SettingCodes, int], window_bytes: int, head_bytes_max: int, *, is_client: bool) -> Http2Session:
+    session = Http2Session(config.H2Configuration(client_side=is_client, header_encoding=None))
+    shared = {SettingCodes.INITIAL_WINDOW_SIZE: window_bytes, SettingCodes.MAX_HEADER_LIST_SIZE: head_bytes_max}
+    session.local_settings = settings.Settings(client=is_client, initial_values={**own, **shared})
     return session

@@ -15,7 +15,8 @@ from anabranch._http.server.exchange import ServerLimits, StreamingResponse
 from anabranch._http.server.http_server import HttpServer
 from anabranch.errors import TransportError, UsageError
 from anabranch.local.server import load_certificate, write_self_signed_certificate
-from canned_server import answer, canned_server, read_request
+from canned_server import canned_server, read_request
+from http2_dialer import Http2Dialer
 from network_proxy import NetworkProxy
 
 HEADERS = [("host", "here"), ("x-test", "1")]
@@ -35,6 +36,10 @@ def run(main):
     asyncio.run(guarded())
 
 
+def dialer_of(http2):
+    return Http2Dialer if http2 else Dialer
+
+
 async def whole(stream):
     received = bytearray()
     while pieces := await stream.receive():
@@ -44,9 +49,9 @@ async def whole(stream):
 
 
 @asynccontextmanager
-async def http1_client(conversation, **options):
+async def canned_client(conversation, http2=False, **options):
     async with canned_server(conversation) as server:
-        client = StreamPool(Dialer(parse_endpoint(server.url)), **options)
+        client = StreamPool(dialer_of(http2)(parse_endpoint(server.url)), **options)
         try:
             yield server, client
         finally:
@@ -55,15 +60,15 @@ async def http1_client(conversation, **options):
 
 
 @asynccontextmanager
-async def served_client(handler, certificate=None, http2="always", **options):
+async def served_client(handler, certificate=None, http2=True, **options):
     """Our own server, which speaks both versions."""
     tls = context = None
     if certificate is not None:
         tls = await asyncio.to_thread(load_certificate, *certificate)
-        alpn = ("http/1.1",) if http2 == "never" else ("h2", "http/1.1")
+        alpn = ("h2", "http/1.1") if http2 else ("http/1.1",)
         context = await asyncio.to_thread(client_tls_context, str(certificate[0]), alpn)
     async with HttpServer(handler, tls=tls) as server:
-        client = StreamPool(Dialer(parse_endpoint(server.url), tls=context), http2=http2, **options)
+        client = StreamPool(dialer_of(http2)(parse_endpoint(server.url), tls=context), **options)
         try:
             yield server, client
         finally:
@@ -88,7 +93,7 @@ def streaming(*chunks, closed=None):
 
 VERSIONS = pytest.mark.parametrize(
     "secure, http2, version",
-    [(False, "always", b"2"), (False, "auto", b"1.1"), (True, "auto", b"2"), (True, "never", b"1.1")],
+    [(False, True, b"2"), (False, False, b"1.1"), (True, True, b"2"), (True, False, b"1.1")],
 )
 
 
@@ -122,7 +127,7 @@ def test_closing_a_stream_ends_it_at_the_server_at_once(certificate, secure, htt
     run(main)
 
 
-@pytest.mark.parametrize("http2", ["always", "never"])
+@pytest.mark.parametrize("http2", [True, False])
 def test_a_stream_that_is_opened_while_the_client_closes_fails_and_leaves_nothing_open(http2):
     async def main():
         for turns in range(1, 40):  # close the client at any moment between connecting and the accepted stream
@@ -228,7 +233,7 @@ def test_streams_that_are_opened_at_once_wait_for_what_the_server_allows():
     async def main():
         async with HttpServer(streaming(None), limits=ServerLimits(streams_max=16)) as server:
             proxy = await NetworkProxy(server.port).start()
-            client = StreamPool(Dialer(parse_endpoint(f"http://127.0.0.1:{proxy.port}")), http2="always")
+            client = StreamPool(Http2Dialer(parse_endpoint(f"http://127.0.0.1:{proxy.port}")))
             proxy.cut()
             opening = asyncio.gather(*(client.open(HEADERS, b"body") for _ in range(64)))
             asyncio.get_running_loop().call_later(0.1, lambda: proxy.heal(drop=False))
@@ -254,7 +259,7 @@ def test_there_are_no_more_streams_than_allowed():
     run(main)
 
 
-@pytest.mark.parametrize("http2", ["always", "auto"])
+@pytest.mark.parametrize("http2", [True, False])
 def test_a_silent_stream_and_a_silent_server_are_given_up(http2):
     async def main():
         async with served_client(streaming(b"x", None), http2=http2, timeouts=ClientTimeouts(message=0.2)) as (
@@ -271,14 +276,14 @@ def test_a_silent_stream_and_a_silent_server_are_given_up(http2):
         async def silent(reader, writer):
             await reader.read()
 
-        async with http1_client(silent, http2=http2, timeouts=ClientTimeouts(total=0.4)) as (_, client):
+        async with canned_client(silent, http2, timeouts=ClientTimeouts(total=0.4)) as (_, client):
             with pytest.raises(TransportError):
                 await client.open(HEADERS, b"body")
 
     run(main)
 
 
-@pytest.mark.parametrize("http2", ["always", "auto"])
+@pytest.mark.parametrize("http2", [True, False])
 def test_a_connection_lost_in_the_middle_breaks_its_streams(http2):
     async def main():
         from anabranch._http.server.exchange import HangUp
@@ -323,7 +328,7 @@ OK = b"HTTP/1.1 200 OK\r\n"
 )
 def test_every_framing_of_http1_is_streamed(parts, body):
     async def main():
-        async with http1_client(says(*parts)) as (_, client):
+        async with canned_client(says(*parts)) as (_, client):
             stream = await client.open(HEADERS, b"body")
             assert await whole(stream) == body
             client.close_stream(stream)
@@ -341,26 +346,11 @@ def test_every_framing_of_http1_is_streamed(parts, body):
 )
 def test_a_stream_that_breaks_off_is_an_error(parts):
     async def main():
-        async with http1_client(says(*parts)) as (_, client):
+        async with canned_client(says(*parts)) as (_, client):
             stream = await client.open(HEADERS, b"body")
             with pytest.raises(TransportError):
                 await whole(stream)
             client.close_stream(stream)
-
-    run(main)
-
-
-def test_a_server_without_http2_is_an_error_where_it_is_required():
-    async def main():
-        async def conversation(reader, writer):
-            await reader.readexactly(24)
-            writer.write(answer(b"", status=b"400 Bad Request"))
-            await writer.drain()
-            await reader.read()
-
-        async with http1_client(conversation, http2="always") as (_, client):
-            with pytest.raises(TransportError, match="instead of HTTP/2"):
-                await client.open(HEADERS, b"body")
 
     run(main)
 

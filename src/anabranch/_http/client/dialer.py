@@ -21,7 +21,7 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
-from urllib.request import getproxies_environment, proxy_bypass_environment
+from urllib.request import getproxies_environment, proxy_bypass
 
 from anabranch._http.client.response_framing import parse_response_head
 from anabranch.errors import ConfigurationError, TransportError
@@ -97,9 +97,8 @@ class Proxy:
 
 
 def proxy_for(endpoint: Endpoint) -> Proxy | None:
-    proxies = getproxies_environment()
-    url = proxies.get(endpoint.scheme)
-    if not url or proxy_bypass_environment(endpoint.authority, proxies):
+    url = getproxies_environment().get(endpoint.scheme)
+    if not url or proxy_bypass(endpoint.authority):
         return None
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")

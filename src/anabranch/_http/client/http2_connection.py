@@ -128,7 +128,6 @@ class Http2ClientConnection(asyncio.BufferedProtocol):
         self._buffer = bytearray(_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
         self._streams: dict[int, Http2BodyStream] = {}
-        self._greeted = False
         self._settled: asyncio.Future[None] = loop.create_future()  # the server's limits are known, or it failed
         self._failure: TransportError | None = None
         self._leaving = False  # the server accepts no new streams
@@ -225,12 +224,6 @@ class Http2ClientConnection(asyncio.BufferedProtocol):
         return self._view
 
     def buffer_updated(self, nbytes: int) -> None:
-        if not self._greeted:
-            self._greeted = True
-            if bytes(self._view[: min(nbytes, 5)]) == b"HTTP/":  # as a frame, this would be four megabytes long
-                self._fail_all(TransportError(f"{self._peer} answered in HTTP/1.1 instead of HTTP/2"))
-                self.abort()
-                return
         try:
             for event in self._session.receive_data(self._view[:nbytes]):
                 self._apply(event)

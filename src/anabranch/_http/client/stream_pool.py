@@ -1,13 +1,13 @@
 """Streamed responses from one endpoint: over HTTP/2 if the server supports it, else one HTTP/1.1 connection each.
 
-Over TLS, ALPN decides. Clear text has no negotiation: `http2="always"` starts with HTTP/2 directly, for servers known
-to support it. The first connection decides for all; callers that arrive meanwhile wait for it and share it.
+Over TLS, ALPN decides; clear text has no negotiation and stays with HTTP/1.1. The first connection decides for all;
+callers that arrive meanwhile wait for it and share it.
 """
 
 import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from anabranch._http.client.connection import ClientConnection, ClientResponse, ReceiveBuffers
 from anabranch._http.client.dialer import Dialer
@@ -51,12 +51,10 @@ class StreamPool:
         self,
         dialer: Dialer,
         *,
-        http2: Literal["auto", "always", "never"] = "auto",
         streams_max: int = 1_000,
         timeouts: ClientTimeouts | None = None,
     ) -> None:
         self._dialer = dialer
-        self._http2 = http2
         self._streams_max = streams_max
         timeouts = timeouts or ClientTimeouts()
         self._timeouts = replace(timeouts, read=timeouts.message)  # between two messages a stream may be silent
@@ -154,7 +152,7 @@ class StreamPool:
 
     def _choose(self, negotiated: str | None) -> "Http2ClientConnection | ClientConnection":
         endpoint = self._dialer.endpoint
-        if negotiated == "h2" or (negotiated is None and self._http2 == "always"):
+        if negotiated == "h2":
             from anabranch._http.client.http2_connection import Http2ClientConnection  # noqa: PLC0415 -- h2 is slow to import
 
             return Http2ClientConnection(self._loop, endpoint.url, endpoint.host_header, self._timeouts)

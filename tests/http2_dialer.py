@@ -1,0 +1,8 @@
+"""HTTP/2 in clear text, which our client never chooses by itself: the same protocol without a certificate."""
+
+from anabranch._http.client.dialer import Dialer
+
+
+class Http2Dialer(Dialer):
+    async def dial(self, choose, deadline):
+        return await super().dial(lambda negotiated: choose(negotiated or "h2"), deadline)

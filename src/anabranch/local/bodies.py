@@ -9,8 +9,8 @@ milliseconds, with or without a tag.
 """
 
 import binascii
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Final, TypeVar
 
 import msgspec
 import pybase64
@@ -18,7 +18,7 @@ import pybase64
 from anabranch.errors import CodecError
 from anabranch.local import cbor
 from anabranch.local.actions.records import PutRecordsRequest
-from anabranch.local.errors import LocalError, unknown_operation
+from anabranch.local.errors import LocalError
 from anabranch.local.shapes import (
     REQUESTS,
     BlobShape,
@@ -31,112 +31,125 @@ from anabranch.local.shapes import (
     StructureShape,
 )
 from anabranch.local.state.identifiers import Timestamp
-from anabranch.local.state.shard import StoredRecord
+
+T = TypeVar("T")
+
+RequestMembers = dict[str, Any] | PutRecordsRequest
+"""PutRecords is the hot path and has its own type."""
 
 
-def from_json(operation: str, members: Any) -> dict[str, Any]:
-    return _request(operation, members, _JSON_ENCODING)
+class BodyCodec(ABC):
+    content_type: ClassVar[str]
+    timestamp_unit_ms: ClassVar[int]
+
+    @abstractmethod
+    def decode(self, operation: str, body: bytes | bytearray) -> RequestMembers: ...
+
+    @abstractmethod
+    def encode(self, response: Any) -> bytes: ...
+
+    @abstractmethod
+    def _blob(self, value: Any) -> bytes: ...
+
+    def convert(self, operation: str, members: Any) -> dict[str, Any]:
+        """The decoded members of a request in the types of their shapes."""
+        return self._structure(REQUESTS[operation], members)
+
+    def _structure(self, shape: StructureShape, value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise _type_error(value, "Structure")
+        members = shape.members
+        return {
+            name: self._member(members[name], member)
+            for name, member in value.items()
+            if member is not None and name in members
+        }
+
+    def _member(self, shape: Shape, value: Any) -> Any:
+        match shape:
+            case StringShape():
+                return _exactly(str, value, "String")
+            case IntegerShape():
+                is_whole = isinstance(value, float) and value.is_integer()
+                return _exactly(int, int(value) if is_whole else value, "Integer")
+            case BooleanShape():
+                return _exactly(bool, value, "Boolean")
+            case BlobShape():
+                return self._blob(value)
+            case ListShape():
+                items = _exactly(list, value, "List")
+                return [self._member(shape.item, item) for item in items if item is not None]
+            case MapShape():
+                pairs = _exactly(dict, value, "Map")
+                return {key: _exactly(str, member, "String") for key, member in pairs.items() if member is not None}
+            case StructureShape():
+                return self._structure(shape, value)
+            case _:
+                return self._timestamp(value)
+
+    def _timestamp(self, value: Any) -> Timestamp:
+        if isinstance(value, Timestamp):
+            return value
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise _type_error(value, "Timestamp")
+        try:
+            return Timestamp.from_milliseconds(value * self.timestamp_unit_ms)
+        except (CodecError, OverflowError):
+            raise _serialization_error("A number this large can not be converted to a Timestamp") from None
 
 
-def from_cbor(operation: str, members: Any) -> dict[str, Any]:
-    return _request(operation, members, _CBOR_ENCODING)
+class _Json(BodyCodec):
+    content_type = "application/x-amz-json-1.1"
+    timestamp_unit_ms = 1000
+
+    def __init__(self) -> None:
+        self._put_records = msgspec.json.Decoder(PutRecordsRequest)
+        self._encoder = msgspec.json.Encoder(enc_hook=float)  # for a Timestamp: its seconds
+
+    def decode(self, operation: str, body: bytes | bytearray) -> RequestMembers:
+        if operation == "PutRecords":
+            try:
+                return self._put_records.decode(body)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                pass  # decode it below, for AWS's error messages
+        try:
+            members = msgspec.json.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise _serialization_error("") from None
+        return self.convert(operation, members)
+
+    def encode(self, response: Any) -> bytes:
+        return self._encoder.encode(response)
+
+    def _blob(self, value: Any) -> bytes:
+        try:
+            return pybase64.b64decode(_exactly(str, value, "Blob"), validate=True)
+        except (binascii.Error, ValueError):
+            raise _serialization_error(f"'{value[:80]}' can not be converted to a Blob: it is not base64") from None
 
 
-class _Encoding(NamedTuple):
-    """How one format decodes the types that JSON and CBOR encode differently."""
+class _Cbor(BodyCodec):
+    content_type = "application/x-amz-cbor-1.1"
+    timestamp_unit_ms = 1
 
-    blob: Callable[[Any], bytes]
-    timestamp: Callable[[Any], Timestamp]
+    def decode(self, operation: str, body: bytes | bytearray) -> RequestMembers:
+        try:
+            members = cbor.decode(body)
+        except CodecError:
+            raise _serialization_error("") from None
+        return self.convert(operation, members)
 
+    def encode(self, response: Any) -> bytes:
+        return cbor.encode(response)
 
-def _request(operation: str, members: Any, encoding: _Encoding) -> dict[str, Any]:
-    shape = REQUESTS.get(operation)
-    if shape is None:
-        raise unknown_operation(operation)
-    return _structure(shape, members, encoding)
-
-
-def _structure(shape: StructureShape, value: Any, encoding: _Encoding) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise _type_error(value, "Structure")
-    members = shape.members
-    return {
-        name: _member(members[name], member, encoding)
-        for name, member in value.items()
-        if member is not None and name in members
-    }
+    def _blob(self, value: Any) -> bytes:
+        return _exactly(bytes, value, "Blob")
 
 
-def _member(shape: Shape, value: Any, encoding: _Encoding) -> Any:
-    match shape:
-        case StringShape():
-            return _exactly(str, value, "String")
-        case IntegerShape():
-            return _integer(value)
-        case BooleanShape():
-            return _exactly(bool, value, "Boolean")
-        case BlobShape():
-            return encoding.blob(value)
-        case ListShape():
-            items = _exactly(list, value, "List")
-            return [_member(shape.item, item, encoding) for item in items if item is not None]
-        case MapShape():
-            pairs = _exactly(dict, value, "Map")
-            return {key: _exactly(str, member, "String") for key, member in pairs.items() if member is not None}
-        case StructureShape():
-            return _structure(shape, value, encoding)
-        case _:
-            return encoding.timestamp(value)
-
-
-def _exactly(kind: type, value: Any, name: str) -> Any:
+def _exactly(kind: type[T], value: Any, name: str) -> T:
     if type(value) is not kind:
         raise _type_error(value, name)
     return value
-
-
-def _integer(value: Any) -> int:
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if type(value) is not int:
-        raise _type_error(value, "Integer")
-    return value
-
-
-def _json_blob(value: Any) -> bytes:
-    if type(value) is not str:
-        raise _type_error(value, "Blob")
-    try:
-        return pybase64.b64decode(value, validate=True)
-    except (binascii.Error, ValueError):
-        raise _serialization_error(f"'{value[:80]}' can not be converted to a Blob: it is not base64") from None
-
-
-def _cbor_blob(value: Any) -> bytes:
-    if isinstance(value, bytes):
-        return value
-    raise _type_error(value, "Blob")
-
-
-def _json_timestamp(value: Any) -> Timestamp:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _type_error(value, "Timestamp")
-    return _timestamp(value * 1000)
-
-
-def _cbor_timestamp(value: Any) -> Timestamp:
-    if isinstance(value, Timestamp):
-        return value
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _type_error(value, "Timestamp")
-    return _timestamp(value)
-
-
-def _timestamp(milliseconds: float) -> Timestamp:
-    try:
-        return Timestamp.from_milliseconds(milliseconds)
-    except (CodecError, OverflowError):
-        raise _serialization_error("A number this large can not be converted to a Timestamp") from None
 
 
 def _serialization_error(message: str) -> LocalError:
@@ -159,67 +172,6 @@ def _type_error(value: Any, expected: str) -> LocalError:
     elif isinstance(value, int | float):
         found = "com.amazon.coral.value.json.numbers.TruncatingBigNumber"
     return _serialization_error(f"class {found} can not be converted to an {expected}")
-
-
-_JSON_ENCODING = _Encoding(_json_blob, _json_timestamp)
-_CBOR_ENCODING = _Encoding(_cbor_blob, _cbor_timestamp)
-
-
-RequestMembers = dict[str, Any] | PutRecordsRequest
-"""PutRecords is the hot path and has its own type."""
-
-
-class BodyCodec(Protocol):
-    @property
-    def content_type(self) -> str: ...
-    def decode(self, operation: str, body: bytes | bytearray) -> RequestMembers: ...
-    def encode(self, response: Any) -> bytes: ...
-
-
-class _Json:
-    content_type: Final = "application/x-amz-json-1.1"
-
-    def __init__(self) -> None:
-        self._put_records = msgspec.json.Decoder(PutRecordsRequest)
-        self._encoder = msgspec.json.Encoder(enc_hook=float)  # for a Timestamp: its seconds
-
-    def decode(self, operation: str, body: bytes | bytearray) -> RequestMembers:
-        if operation == "PutRecords":
-            try:
-                return self._put_records.decode(body)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                pass  # decode it below, for AWS's error messages
-        try:
-            members = msgspec.json.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise LocalError("SerializationException", "") from None
-        return from_json(operation, members)
-
-    def encode(self, response: Any) -> bytes:
-        return self._encoder.encode(response)
-
-
-class _Cbor:
-    content_type: Final = "application/x-amz-cbor-1.1"
-
-    def decode(self, operation: str, body: bytes | bytearray) -> RequestMembers:
-        try:
-            members = cbor.decode(body)
-        except CodecError:
-            raise LocalError("SerializationException", "") from None
-        return from_cbor(operation, members)
-
-    def encode(self, response: Any) -> bytes:
-        return cbor.encode(_records_as_dicts(response))
-
-
-def _records_as_dicts(value: Any) -> Any:
-    """The CBOR encoder does not know structs."""
-    if isinstance(value, dict):
-        return {name: _records_as_dicts(member) for name, member in value.items()}
-    if isinstance(value, list | tuple):
-        return [_records_as_dicts(item) for item in value]
-    return value.members() if isinstance(value, StoredRecord) else value
 
 
 JSON: Final[BodyCodec] = _Json()

@@ -1,9 +1,9 @@
 """Encodes and decodes CBOR bodies, AWS's `application/x-amz-cbor-1.1`, which the AWS SDK for Java uses.
 
-Values are None, bool, int, float, str, bytes, list, dict with text keys, and `Timestamp`. AWS differs from RFC 8949 in
-one point: tag 1 holds whole *milliseconds*, not seconds, so a standard decoder rejects it or is wrong by a factor of
-1000. A client may also leave the tag out. `decode` then returns a plain number: only the operation's schema says that
-the member is a timestamp.
+Values are None, bool, int, float, str, bytes, list, dict with text keys, `Timestamp`, and stored records. AWS differs
+from RFC 8949 in one point: tag 1 holds whole *milliseconds*, not seconds, so a standard decoder rejects it or is wrong
+by a factor of 1000. A client may also leave the tag out. `decode` then returns a plain number: only the operation's
+schema says that the member is a timestamp.
 
 `decode` reads definite and indefinite lengths; `encode` writes definite ones. Depth and number of items are limited,
 and each length is checked against the remaining bytes, so a hostile body takes at most a small multiple of its own size
@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from anabranch.errors import CodecError
 from anabranch.local.state.identifiers import Timestamp
+from anabranch.local.state.shard import StoredRecord
 
 DEPTH_MAX: Final = 32
 ITEMS_MAX: Final = 1 << 20  # a full GetRecords response has about 120,000
@@ -246,5 +247,7 @@ def _write(value: Any, parts: list[bytes], depth: int) -> None:
         parts.append(_head(_ARRAY, len(value)))
         for item in value:
             _write(item, parts, depth + 1)
+    elif isinstance(value, StoredRecord):
+        _write(value.members(), parts, depth)
     else:
         raise CodecError(f"cannot encode a value of type {type(value).__name__} as CBOR")

@@ -1,7 +1,6 @@
 """AWS's errors: a code, a message, an HTTP status.
 
-`LocalError.members()` is the body of the response. A SerializationException calls its message `Message`, all others
-`message`, as on AWS. Messages are AWS's where they are known, because clients match on them.
+Messages are AWS's where they are known, because clients match on them.
 """
 
 from datetime import UTC, datetime
@@ -21,17 +20,14 @@ class LocalError(Exception):
         self.status = status
 
     def members(self) -> dict[str, str]:
+        """The body of the response, spelled as on AWS."""
         key = "Message" if self.code == "SerializationException" else "message"
-        return {"__type": self.code, key: self.message}
+        return {"__type": self.code, **({key: self.message} if self.message else {})}
 
 
 def dry_run() -> LocalError:
     """The response to a DryRun request that would have succeeded."""
     return LocalError("DryRunOperationException", "Request would have succeeded, but the DryRun flag is set.")
-
-
-def unknown_operation(operation: str) -> LocalError:
-    return LocalError("UnknownOperationException", f"There is no operation {operation} in this service.")
 
 
 def invalid_argument(message: str) -> LocalError:

@@ -12,7 +12,6 @@ from base64 import b64encode
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
-from urllib.parse import parse_qs
 from uuid import UUID
 
 import msgspec
@@ -21,9 +20,9 @@ from anabranch._http.server.exchange import Abandon, Answer, HangUp, Headers, Re
 from anabranch._version import __version__
 from anabranch._wire.event_stream import encode_headers, frame
 from anabranch.local.actions.records import PutRecordsRequest
-from anabranch.local.bodies import CBOR, CODECS, JSON, BodyCodec, RequestMembers
+from anabranch.local.bodies import CBOR, CODECS, BodyCodec, RequestMembers
 from anabranch.local.errors import LocalError
-from anabranch.local.faults import NO_FAULT, CallPlan, Fault, Faults, Loss
+from anabranch.local.faults import NO_FAULT, CallPlan, Fault, Faults
 from anabranch.local.journal import Journal
 from anabranch.local.service import LocalState
 from anabranch.local.shapes import REQUESTS
@@ -38,12 +37,9 @@ _UNDETERMINED: Final = b"""\
 </AccessDeniedException>
 """
 _UNKNOWN: Final = b"<UnknownOperationException/>\n"
-_LOSSES: Final[dict[Loss, Abandon]] = {"hang_up": Abandon.HANG_UP, "silence": Abandon.SILENCE}
 _EVENT_STREAM: Final = "application/vnd.amazon.eventstream"
 _HEADER_PARTS: Final = ("Credential", "Signature", "SignedHeaders")
-_QUERY_PARTS: Final = ("X-Amz-Algorithm", "X-Amz-Credential", "X-Amz-Signature", "X-Amz-SignedHeaders", "X-Amz-Date")
 _FAULT_RULES: Final = msgspec.json.Decoder(Fault | list[Fault])
-_ADMIN_ENCODER: Final = msgspec.json.Encoder()
 
 
 class EventStreams:
@@ -109,11 +105,6 @@ def _message_headers(codec: BodyCodec, message_type: Literal["event", "exception
 
 
 @dataclass(slots=True)
-class _Rejected(Exception):  # noqa: N818 -- carries a response
-    response: Response
-
-
-@dataclass(slots=True)
 class _Incoming:
     """A request that passed the checks of `_read`."""
 
@@ -143,10 +134,9 @@ class KinesisHttpApp:
 
     def __call__(self, request: Request) -> Answer | Awaitable[Answer]:
         headers = _answer_headers(request)
-        try:
-            incoming = _read(request, headers)
-        except _Rejected as rejected:
-            return rejected.response
+        incoming = _read(request, headers)
+        if isinstance(incoming, Response):
+            return incoming
         plan = self._plan(incoming)
         if plan is NO_FAULT and self._journal is None:
             return self._perform(incoming, plan)
@@ -157,59 +147,47 @@ class KinesisHttpApp:
             return NO_FAULT
         call = incoming.call
         if isinstance(call, PutRecordsRequest):
-            stream, slot_count = _stream_name(call.stream_members()), len(call.records)
+            members, records = call.stream_members(), call.records
         else:
-            stream, slot_count = _stream_name(call), len(call.get("Records", ()))
-        return self._faults.plan(incoming.operation, stream=stream, slot_count=slot_count, now_ms=self._clock_ms())
+            members, records = call, call.get("Records", [])
+        return self._faults.plan(
+            incoming.operation, stream=_stream_name(members), slot_count=len(records), now_ms=self._clock_ms()
+        )
 
     async def _perform_with_faults(self, incoming: _Incoming, plan: CallPlan) -> Answer:
         if plan.delay_ms:
             await asyncio.sleep(plan.delay_ms / 1000)
         if plan.loss_before is not None:
-            return _LOSSES[plan.loss_before]
-        if plan.refusal is not None:
-            return _error(plan.refusal, incoming.codec, incoming.headers)
-        try:
-            answer = await self._perform_durably(incoming, plan)
-        except LocalError as error:
+            return Abandon(plan.loss_before)
+        journal = self._journal
+        error = plan.refusal or (journal.failure if journal is not None else None)
+        if error is not None:
             return _error(error, incoming.codec, incoming.headers)
-        if plan.loss_after is not None and plan.events is None:
-            return _LOSSES[plan.loss_after]  # a subscription took effect: it stays until it is taken over
-        return answer
-
-    async def _perform_durably(self, incoming: _Incoming, plan: CallPlan) -> Answer:
-        """Reads wait too: no response may show a change that a crash could still undo."""
-        if self._journal is None:
-            return self._perform(incoming, plan)
-        if self._journal.failure is not None:
-            raise self._journal.failure
         answer = self._perform(incoming, plan)
-        await self._journal.durable()
+        if journal is not None:  # reads wait too: no response may show a change that a crash could still undo
+            try:
+                await journal.durable()
+            except LocalError as failure:
+                return _error(failure, incoming.codec, incoming.headers)
+        if plan.loss_after is not None and plan.events is None:
+            return Abandon(plan.loss_after)  # a subscription took effect: it stays until it is taken over
         return answer
 
     def _perform(self, incoming: _Incoming, plan: CallPlan) -> Response | StreamingResponse:
+        now_ms, call, slots = self._clock_ms(), incoming.call, plan.refused_slots
         try:
-            if incoming.operation == "SubscribeToShard":
-                return self._subscribe(incoming, plan)
-            answer = self._call(incoming, plan)
+            if isinstance(call, PutRecordsRequest):
+                answer: Any = self._state.put_records(call, now_ms=now_ms, refused_slots=slots)
+            elif incoming.operation == "SubscribeToShard":
+                chunks = self._streams.chunks(self._state.subscribe(call, now_ms=now_ms), incoming.codec, plan)
+                return StreamingResponse(200, chunks, [*incoming.headers, ("content-type", _EVENT_STREAM)])
+            else:
+                answer = self._state.call(incoming.operation, call, now_ms=now_ms, refused_slots=slots)
         except LocalError as error:
             return _error(error, incoming.codec, incoming.headers)
         finally:
             self._after_call()
-        return _response(200, incoming.codec.encode(answer) if answer else b"", incoming.codec, incoming.headers)
-
-    def _call(self, incoming: _Incoming, plan: CallPlan) -> Any:
-        now_ms = self._clock_ms()
-        slots = plan.refused_slots
-        if isinstance(incoming.call, PutRecordsRequest):
-            return self._state.put_records(incoming.call, now_ms=now_ms, refused_slots=slots)
-        return self._state.call(incoming.operation, incoming.call, now_ms=now_ms, refused_slots=slots)
-
-    def _subscribe(self, incoming: _Incoming, plan: CallPlan) -> StreamingResponse:
-        assert isinstance(incoming.call, dict)
-        subscription = self._state.subscribe(incoming.call, now_ms=self._clock_ms())
-        chunks = self._streams.chunks(subscription, incoming.codec, plan)
-        return StreamingResponse(200, chunks, [*incoming.headers, ("content-type", _EVENT_STREAM)])
+        return _response(200, answer, incoming.codec, incoming.headers)
 
 
 def _answer_headers(request: Request) -> Headers:
@@ -225,29 +203,28 @@ def _answer_headers(request: Request) -> Headers:
     return headers
 
 
-def _read(request: Request, headers: Headers) -> _Incoming:
-    """Checks the request in AWS's order."""
+def _read(request: Request, headers: Headers) -> _Incoming | Response:
+    """Checks the request in AWS's order. Some refusals have a code without a message."""
     if request.method == "OPTIONS" and "origin" in request.headers:
-        raise _Rejected(_preflight(request, headers))
+        return _preflight(request, headers)
     if request.method != "POST":
-        raise _Rejected(Response(403, _UNDETERMINED, headers))
+        return Response(403, _UNDETERMINED, headers)
     content_type = request.headers.get("content-type", "").partition(";")[0].strip()
     service, _, operation = request.headers.get("x-amz-target", "").partition(".")
     known = service == _SERVICE and operation in REQUESTS
     codec = CODECS.get(content_type)
     if not request.body:
-        codec = codec or CBOR
-        raise _Rejected(_bare_error("SerializationException" if known else "UnknownOperationException", codec, headers))
+        code = "SerializationException" if known else "UnknownOperationException"
+        return _error(LocalError(code, ""), codec or CBOR, headers)
     if codec is None:
-        raise _Rejected(_unknown_content_type(content_type, headers, targeted=bool(service and operation)))
+        return Response(404, _UNKNOWN, headers) if service and operation else Response(403, _UNDETERMINED, headers)
     if not known:
-        raise _Rejected(_bare_error("UnknownOperationException", codec, headers))
+        return _error(LocalError("UnknownOperationException", ""), codec, headers)
     try:
-        check_signature_form(request.headers, request.query)
-        call = codec.decode(operation, request.body)
+        check_signature_form(request.headers)
+        return _Incoming(operation, codec, codec.decode(operation, request.body), headers)
     except LocalError as error:
-        raise _Rejected(_error(error, codec, headers)) from None
-    return _Incoming(operation, codec, call, headers)
+        return _error(error, codec, headers)
 
 
 def _preflight(request: Request, headers: Headers) -> Response:
@@ -261,76 +238,34 @@ def _preflight(request: Request, headers: Headers) -> Response:
     return Response(200, b"", headers)
 
 
-def _unknown_content_type(content_type: str, headers: Headers, *, targeted: bool) -> Response:
-    if content_type == "application/json":  # AWS returns 200 and the envelope of an older protocol
-        error = {"__type": "com.amazon.coral.service#UnknownOperationException"}
-        return Response(
-            200, JSON.encode({"Output": error, "Version": "1.0"}), [*headers, ("content-type", "application/json")]
-        )
-    return Response(404, _UNKNOWN, headers) if targeted else Response(403, _UNDETERMINED, headers)
-
-
-def _bare_error(code: str, codec: BodyCodec, headers: Headers) -> Response:
-    """A code without a message, which AWS returns before it looks at the members of a request."""
-    return _response(400, codec.encode({"__type": code}), codec, headers)
-
-
 def _error(error: LocalError, codec: BodyCodec, headers: Headers) -> Response:
-    if not error.message:
-        return _bare_error(error.code, codec, headers)
-    return _response(error.status, codec.encode(error.members()), codec, headers)
+    return _response(error.status, error.members(), codec, headers)
 
 
-def _response(status: int, body: bytes, codec: BodyCodec, headers: Headers) -> Response:
+def _response(status: int, members: Any, codec: BodyCodec, headers: Headers) -> Response:
+    body = codec.encode(members) if members else b""
     return Response(status, body, [*headers, ("content-type", codec.content_type)])
 
 
 def _stream_name(call: Mapping[str, Any]) -> str | None:
     if "StreamName" in call:
         return str(call["StreamName"])
-    if "ShardIterator" in call:
-        iterator = decode_iterator(call["ShardIterator"])
-        return None if iterator is None else iterator.stream_name
-    return _name_in_arn(call.get("StreamARN") or call.get("ConsumerARN") or call.get("ResourceARN"))
+    if (iterator := decode_iterator(call.get("ShardIterator", ""))) is not None:
+        return iterator.stream_name
+    arn: str = call.get("StreamARN") or call.get("ConsumerARN") or call.get("ResourceARN") or ""
+    return arn.partition(":stream/")[2].partition("/")[0] or None
 
 
-def _name_in_arn(arn: str | None) -> str | None:
-    """`arn:aws:kinesis:region:account:stream/NAME/consumer/...`"""
-    parts = (arn or "").partition(":stream/")[2].split("/")
-    return parts[0] or None
-
-
-def check_signature_form(headers: dict[str, str], query: str) -> None:
+def check_signature_form(headers: dict[str, str]) -> None:
     """The signature must be complete, but it is not verified: any credentials will do."""
     authorization = headers.get("authorization")
-    in_query = "X-Amz-Algorithm=" in query
-    if authorization is None and not in_query:
+    if authorization is None:
         raise LocalError("MissingAuthenticationTokenException", "Missing Authentication Token")
-    if authorization is not None and in_query:
-        raise LocalError(
-            "InvalidSignatureException",
-            "Found both 'X-Amz-Algorithm' as a query-string param and 'Authorization' as HTTP header.",
-        )
-    if authorization is not None:
-        _check_header_signature(authorization, headers)
-    else:
-        _check_query_signature(query)
-
-
-def _check_header_signature(authorization: str, headers: dict[str, str]) -> None:
-    if all(f"{part}=" in authorization for part in _HEADER_PARTS) and ("x-amz-date" in headers or "date" in headers):
-        return
     missing = [f"Authorization header requires '{p}' parameter." for p in _HEADER_PARTS if f"{p}=" not in authorization]
     if "x-amz-date" not in headers and "date" not in headers:
         missing.append("Authorization header requires existence of either a 'X-Amz-Date' or a 'Date' header.")
-    raise LocalError("IncompleteSignatureException", f"{' '.join(missing)} Authorization={authorization}")
-
-
-def _check_query_signature(query: str) -> None:
-    given = parse_qs(query)
-    missing = [f"AWS query-string parameters must include '{part}'." for part in _QUERY_PARTS if part not in given]
     if missing:
-        raise LocalError("IncompleteSignatureException", f"{' '.join(missing)} Re-examine the query-string parameters.")
+        raise LocalError("IncompleteSignatureException", f"{' '.join(missing)} Authorization={authorization}")
 
 
 class AdminHttpApp:
@@ -417,7 +352,7 @@ def is_local_host(host: str, served: str) -> bool:
 
 
 def _admin_response(value: dict[str, Any], status: int = 200) -> Response:
-    return Response(status, _ADMIN_ENCODER.encode(value) + b"\n", [("content-type", "application/json")])
+    return Response(status, msgspec.json.encode(value) + b"\n", [("content-type", "application/json")])
 
 
 def _admin_error(status: int, message: str) -> Response:

@@ -32,7 +32,7 @@ from anabranch.errors import CodecError
 from anabranch.local.actions.consumers import subscribe_to_shard
 from anabranch.local.actions.lookups import ACTIONS
 from anabranch.local.actions.records import PutRecordsRequest, PutRecordsResponse, put_records
-from anabranch.local.errors import unknown_operation
+from anabranch.local.errors import LocalError
 from anabranch.local.settings import LocalSettings
 from anabranch.local.shapes import REQUESTS, validate
 from anabranch.local.state.account import Account, Changes, Commitment
@@ -106,7 +106,7 @@ class LocalState:
             return cast("dict[str, Any]", msgspec.to_builtins(written))
         perform = ACTIONS.get(operation)
         if perform is None:
-            raise unknown_operation(operation)
+            raise LocalError("UnknownOperationException", f"There is no operation {operation} in this service.")
         self.settle(now_ms)
         self.account.rates.check_call(operation, now_ms)
         validate(REQUESTS[operation], request)

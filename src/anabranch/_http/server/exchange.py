@@ -36,10 +36,6 @@ class Request:
     def path(self) -> str:
         return self.target.partition("?")[0]
 
-    @property
-    def query(self) -> str:
-        return self.target.partition("?")[2]
-
 
 @dataclass(slots=True)
 class Response:
@@ -60,7 +56,7 @@ class StreamingResponse:
 class Abandon(enum.Enum):
     """No answer at all."""
 
-    HANG_UP = "hang up"
+    HANG_UP = "hang_up"
     """The connection is reset."""
     SILENCE = "silence"
     """The connection stays open and nothing is ever sent."""

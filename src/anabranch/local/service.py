@@ -175,8 +175,6 @@ class LocalState:
 
     def _publish(self) -> None:
         changes = self.account.take_changes()
-        if changes is None:
-            return
         if self.journal is not None:
             for entry in _entries(self.account, changes):
                 self.journal(_ENCODER.encode(entry))

@@ -47,51 +47,34 @@ from anabranch.local.state.stream import Stream
 _HASH_KEY: Final = re.compile(HASH_KEY.pattern or "")
 
 
-class Placement:
-    """Chooses the shards for the records of one request and checks their sizes. Only `commit` changes the stream.
-
-    The hash of the partition key, or the explicit hash key, chooses the shard. A stream with AUTO distribution ignores
-    both and uses its open shards in turn.
+def _shard_for(stream: Stream, partition_key: str | None, explicit_hash_key: str | None, slot: int | None) -> Shard:
+    """`slot` is the index of the record in PutRecords. A stream with AUTO distribution ignores the keys of its records
+    and uses its open shards in turn.
     """
+    routing = stream.routing
+    if stream.distribution == "AUTO":
+        return routing.open_shards[(stream.placed_count + (slot or 0)) % len(routing.open_shards)]
+    if partition_key is None:
+        raise null_member("partitionKey" if slot is None else f"records.{slot + 1}.member.partitionKey")
+    if explicit_hash_key is None:
+        return routing.shard_for(md5_hash_key(partition_key))
+    hash_key = int(explicit_hash_key)
+    if hash_key > limits.HASH_KEY_MAX:
+        raise invalid_argument(
+            "Invalid ExplicitHashKey. ExplicitHashKey must be in the range: [0, 2^128-1]. "
+            f"Specified value was {explicit_hash_key}"
+        )
+    return routing.shard_for(hash_key)
 
-    __slots__ = ("_is_auto", "_record_bytes_max", "_routing", "_stream", "_turn")
 
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-        self._routing = stream.routing
-        self._is_auto = stream.distribution == "AUTO"
-        self._turn = stream.next_turn
-        self._record_bytes_max = stream.max_record_kib * limits.KIB
-
-    def shard_for(self, partition_key: str | None, explicit_hash_key: str | None, slot: int | None = None) -> Shard:
-        """`slot` is the index of the record in PutRecords, for the error message."""
-        if self._is_auto:
-            open_shards = self._routing.open_shards
-            self._turn = (self._turn + 1) % len(open_shards)
-            return open_shards[self._turn]
-        if partition_key is None:
-            raise null_member("partitionKey" if slot is None else f"records.{slot + 1}.member.partitionKey")
-        if explicit_hash_key is None:
-            return self._routing.shard_for(md5_hash_key(partition_key))
-        hash_key = int(explicit_hash_key)
-        if hash_key > limits.HASH_KEY_MAX:
-            raise invalid_argument(
-                "Invalid ExplicitHashKey. ExplicitHashKey must be in the range: [0, 2^128-1]. "
-                f"Specified value was {explicit_hash_key}"
-            )
-        return self._routing.shard_for(hash_key)
-
-    def checked_size(self, data: bytes, partition_key: str | None) -> int:
-        size_bytes = len(data) + (0 if partition_key is None else len(partition_key.encode()))
-        if size_bytes > self._record_bytes_max:
-            raise invalid_argument(
-                f"A record of {size_bytes} bytes (data and partition key) is larger than the maximum record size of "
-                f"{self._record_bytes_max} bytes of stream {self._stream.name}: see UpdateMaxRecordSize."
-            )
-        return size_bytes
-
-    def commit(self) -> None:
-        self._stream.next_turn = self._turn
+def _checked_size(stream: Stream, data: bytes, partition_key: str | None) -> int:
+    size_bytes = len(data) + (0 if partition_key is None else len(partition_key.encode()))
+    if size_bytes > stream.max_record_kib * limits.KIB:
+        raise invalid_argument(
+            f"A record of {size_bytes} bytes (data and partition key) is larger than the maximum record size of "
+            f"{stream.max_record_kib * limits.KIB} bytes of stream {stream.name}: see UpdateMaxRecordSize."
+        )
+    return size_bytes
 
 
 @action("PutRecord")
@@ -99,9 +82,8 @@ def put_record(account: Account, request: Request, now_ms: int) -> Answer:
     """One record, checked, routed and written like a PutRecords entry."""
     stream = find_readable_stream(account, request)
     data, partition_key = request["Data"], request.get("PartitionKey")
-    placement = Placement(stream)
-    shard = placement.shard_for(partition_key, request.get("ExplicitHashKey"))
-    size_bytes = placement.checked_size(data, partition_key)
+    shard = _shard_for(stream, partition_key, request.get("ExplicitHashKey"), None)
+    size_bytes = _checked_size(stream, data, partition_key)
     ordering = request.get("SequenceNumberForOrdering")
     if ordering is not None:
         _check_ordering(account, ordering, stream, now_ms)
@@ -111,7 +93,7 @@ def put_record(account: Account, request: Request, now_ms: int) -> Answer:
         raise throughput_exceeded(shard.shard_id, stream.name, account.settings.account_id)
     encryption_type = None if stream.key_id is None else "KMS"
     record = shard.append(data, partition_key, size_bytes, now_ms, encryption_type)
-    placement.commit()
+    stream.placed_count += 1
     account.mark_appended(stream, shard, [record])
     answer = {"ShardId": shard.shard_id, "SequenceNumber": record.sequence_number}
     if encryption_type is not None:
@@ -164,12 +146,11 @@ def put_records(
 ) -> PutRecordsResponse:
     _check_entries(request)
     stream = find_readable_stream(account, request.stream_members())
-    placement = Placement(stream)
     slots = [
         (
             entry,
-            placement.shard_for(entry.partition_key, entry.explicit_hash_key, slot),
-            placement.checked_size(entry.data, entry.partition_key),
+            _shard_for(stream, entry.partition_key, entry.explicit_hash_key, slot),
+            _checked_size(stream, entry.data, entry.partition_key),
         )
         for slot, entry in enumerate(request.records)
     ]
@@ -177,7 +158,7 @@ def put_records(
         raise invalid_argument(f"Records size exceeds {limits.PUT_RECORDS_BYTES_MAX >> 20} MB limit")
     if request.dry_run:
         raise dry_run()
-    placement.commit()
+    stream.placed_count += len(slots)
     encryption_type = None if stream.key_id is None else "KMS"
     is_limited = account.enforces_limits
     results: list[PutRecordsResultEntry] = []

@@ -31,35 +31,36 @@ def check_tags(tags: dict[str, str]) -> None:
         raise invalid_argument(f"Failed to add tags: a resource can have {TAGS_PER_STREAM_MAX} tags, not {len(tags)}.")
 
 
-def _add_tags(account: Account, stream: Stream, resource: Stream | Consumer, tags: dict[str, str]) -> Answer:
-    merged = {**resource.tags, **tags}
-    check_tags(merged)
-    resource.tags = merged
-    account.mark_written(stream)
-    return {}
-
-
-def _remove_tags(account: Account, stream: Stream, resource: Stream | Consumer, keys: list[str]) -> Answer:
-    """Unknown keys are ignored."""
-    resource.tags = {key: value for key, value in resource.tags.items() if key not in keys}
-    account.mark_written(stream)
-    return {}
-
-
 def _list_tags(resource: Stream | Consumer) -> list[dict[str, str]]:
     return [{"Key": key, "Value": resource.tags[key]} for key in sorted(resource.tags)]
 
 
-@action("AddTagsToStream")
-def add_tags_to_stream(account: Account, request: Request, now_ms: int) -> Answer:
+def _find_tagged(account: Account, request: Request) -> tuple[Stream, Stream | Consumer]:
+    if "ResourceARN" in request:
+        return find_resource(account, request)
     stream = find_active_stream(account, request)
-    return _add_tags(account, stream, stream, request["Tags"])
+    return stream, stream
+
+
+@action("AddTagsToStream")
+@action("TagResource")
+def add_tags(account: Account, request: Request, now_ms: int) -> Answer:
+    stream, resource = _find_tagged(account, request)
+    tags = {**resource.tags, **request["Tags"]}
+    check_tags(tags)
+    resource.tags = tags
+    account.mark_written(stream)
+    return {}
 
 
 @action("RemoveTagsFromStream")
-def remove_tags_from_stream(account: Account, request: Request, now_ms: int) -> Answer:
-    stream = find_active_stream(account, request)
-    return _remove_tags(account, stream, stream, request["TagKeys"])
+@action("UntagResource")
+def remove_tags(account: Account, request: Request, now_ms: int) -> Answer:
+    """Unknown keys are ignored."""
+    stream, resource = _find_tagged(account, request)
+    resource.tags = {key: value for key, value in resource.tags.items() if key not in request["TagKeys"]}
+    account.mark_written(stream)
+    return {}
 
 
 @action("ListTagsForStream")
@@ -69,18 +70,6 @@ def list_tags_for_stream(account: Account, request: Request, now_ms: int) -> Ans
     tags = [tag for tag in _list_tags(stream) if tag["Key"] > after]
     limit = request.get("Limit", len(tags))
     return {"Tags": tags[:limit], "HasMoreTags": len(tags) > limit}
-
-
-@action("TagResource")
-def tag_resource(account: Account, request: Request, now_ms: int) -> Answer:
-    stream, resource = find_resource(account, request)
-    return _add_tags(account, stream, resource, request["Tags"])
-
-
-@action("UntagResource")
-def untag_resource(account: Account, request: Request, now_ms: int) -> Answer:
-    stream, resource = find_resource(account, request)
-    return _remove_tags(account, stream, resource, request["TagKeys"])
 
 
 @action("ListTagsForResource")

@@ -92,7 +92,7 @@ class Account:
         """By consumer ARN and shard id."""
         self.rates = CallRates(settings.account_id, enforced=self.enforces_limits)
         self.next_deadline_ms: int | None = None
-        self._changes: Changes | None = None
+        self._changes = Changes()
 
     @property
     def enforces_limits(self) -> bool:
@@ -129,26 +129,26 @@ class Account:
 
     def add_stream(self, stream: Stream, now_ms: int) -> None:
         self.streams[stream.name] = stream
-        self._begin(stream, now_ms)
+        self._begin(stream, stream, now_ms)
 
     def update_stream(self, stream: Stream, now_ms: int, change: Change | None = None) -> None:
         """UPDATING until the deadline, when the change takes effect."""
         stream.status = "UPDATING"
         stream.change = change
-        self._begin(stream, now_ms)
+        self._begin(stream, stream, now_ms)
 
     def delete_stream(self, stream: Stream, now_ms: int) -> None:
         stream.status = "DELETING"
         stream.change = None
-        self._begin(stream, now_ms)
+        self._begin(stream, stream, now_ms)
 
     def add_consumer(self, stream: Stream, consumer: Consumer, now_ms: int) -> None:
         stream.consumers[consumer.name] = consumer
-        self._begin_consumer(stream, consumer, now_ms)
+        self._begin(stream, consumer, now_ms)
 
     def delete_consumer(self, stream: Stream, consumer: Consumer, now_ms: int) -> None:
         consumer.status = "DELETING"
-        self._begin_consumer(stream, consumer, now_ms)
+        self._begin(stream, consumer, now_ms)
 
     def settle(self, now_ms: int) -> None:
         """Applies every deadline that has passed, each as of its own time."""
@@ -184,18 +184,17 @@ class Account:
     # Changes for the journal and the subscribers
 
     def mark_written(self, stream: Stream) -> None:
-        self._pending_changes().written[stream.name] = None
+        self._changes.written[stream.name] = None
 
     def mark_appended(self, stream: Stream, shard: Shard, records: list[StoredRecord]) -> None:
-        changes = self._pending_changes()
-        changes.appended.append((stream.name, shard.shard_id, records))
-        changes.shards[stream.name, shard.shard_id] = None
+        self._changes.appended.append((stream.name, shard.shard_id, records))
+        self._changes.shards[stream.name, shard.shard_id] = None
 
     def mark_commitment(self) -> None:
-        self._pending_changes().commitment = True
+        self._changes.commitment = True
 
-    def take_changes(self) -> Changes | None:
-        changes, self._changes = self._changes, None
+    def take_changes(self) -> Changes:
+        changes, self._changes = self._changes, Changes()
         return changes
 
     def add_subscription(self, subscription: Subscription, now_ms: int) -> None:
@@ -209,7 +208,7 @@ class Account:
                     f"{subscription.consumer_arn} on {subscription.shard_id} was taken over by a newer call.",
                 )
             )
-            self._pending_changes().shards[subscription.stream_name, subscription.shard_id] = None
+            self._changes.shards[subscription.stream_name, subscription.shard_id] = None
         self.subscriptions = {k: s for k, s in self.subscriptions.items() if not s.is_over or s.is_fresh(now_ms)}
         self.subscriptions[key] = subscription
 
@@ -220,22 +219,10 @@ class Account:
         self.mark_commitment()
         self.update_next_deadline()
 
-    def _pending_changes(self) -> Changes:
-        if self._changes is None:
-            self._changes = Changes()
-        return self._changes
-
-    def _begin(self, stream: Stream, now_ms: int) -> None:
-        stream.deadline_ms = now_ms + self.settings.scaled_ms(self.settings.state_delay_ms)
+    def _begin(self, stream: Stream, changing: Stream | Consumer, now_ms: int) -> None:
+        changing.deadline_ms = now_ms + self.settings.scaled_ms(self.settings.state_delay_ms)
         self.mark_written(stream)
-        self._settle_stream(stream, now_ms)
-        self.update_next_deadline()
-
-    def _begin_consumer(self, stream: Stream, consumer: Consumer, now_ms: int) -> None:
-        consumer.deadline_ms = now_ms + self.settings.scaled_ms(self.settings.state_delay_ms)
-        self.mark_written(stream)
-        self._settle_consumer(stream, consumer, now_ms)
-        self.update_next_deadline()
+        self.settle(now_ms)
 
     def _settle_stream(self, stream: Stream, now_ms: int) -> None:
         if stream.deadline_ms is None or stream.deadline_ms > now_ms:
@@ -259,7 +246,7 @@ class Account:
             merge(stream, stream.shards[change.shard_id], stream.shards[change.adjacent_shard_id], at_ms)
         else:
             scale(stream, change.target_shard_count, at_ms)
-        self._pending_changes().shards.update({(stream.name, s.shard_id): None for s in before if not s.is_open})
+        self._changes.shards.update({(stream.name, s.shard_id): None for s in before if not s.is_open})
 
     def _settle_consumer(self, stream: Stream, consumer: Consumer, now_ms: int) -> None:
         if consumer.deadline_ms is None or consumer.deadline_ms > now_ms:
@@ -275,9 +262,8 @@ class Account:
 
     def _remove_stream(self, stream: Stream) -> None:
         del self.streams[stream.name]
-        changes = self._pending_changes()
-        changes.removed[stream.name] = None
-        changes.written.pop(stream.name, None)
+        self._changes.removed[stream.name] = None
+        self._changes.written.pop(stream.name, None)
         error = stream_not_found(stream.name, self.settings.account_id)
         self._end_subscriptions([s for s in self.subscriptions.values() if s.stream_name == stream.name], error)
 
@@ -285,4 +271,4 @@ class Account:
         for subscription in ended:
             subscription.end(error)
             del self.subscriptions[subscription.consumer_arn, subscription.shard_id]
-            self._pending_changes().shards[subscription.stream_name, subscription.shard_id] = None
+            self._changes.shards[subscription.stream_name, subscription.shard_id] = None

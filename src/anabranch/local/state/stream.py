@@ -106,8 +106,8 @@ class Stream(msgspec.Struct, kw_only=True):
     scaled_at_ms: list[int] = []
     """When UpdateShardCount was called, for its daily limit."""
     next_shard_index: int = 0
-    next_turn: int = 0
-    """The open shard that takes the next record if distribution is AUTO."""
+    placed_count: int = 0
+    """If distribution is AUTO, the open shards take records in turn."""
     shards: dict[str, Shard] = {}
     """By id, in order of creation."""
     routing: Routing = msgspec.field(default_factory=Routing)

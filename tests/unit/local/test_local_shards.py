@@ -1,3 +1,5 @@
+import base64
+
 import pytest
 
 LOW, HIGH = "shardId-000000000000", "shardId-000000000001"
@@ -275,6 +277,9 @@ def test_a_page_token_expires_after_300_seconds_and_accepts_no_other_parameter(k
         "InvalidArgumentException: NextToken and StreamName cannot be provided together."
     )
     assert kinesis.fails("ListStreams", NextToken=token).startswith("InvalidArgumentException: NextToken")
+    for raw in (b'{"operation":"\xff"}', b'{"unknown":' + b"[" * 100_000):
+        garbage = base64.b64encode(raw).decode()
+        assert kinesis.fails("ListShards", NextToken=garbage).startswith("InvalidArgumentException: NextToken")
     for garbage in ("x", "é", "e30="):
         assert kinesis.fails("ListShards", NextToken=garbage).startswith("InvalidArgumentException: NextToken")
     kinesis.wait(ms=300_000)

@@ -195,7 +195,7 @@ def write_token(token: PageToken) -> str:
 def read_token(text: str, operation: str, now_ms: int, lifetime_ms: int) -> PageToken:
     try:
         token = _TOKEN_DECODER.decode(b64decode(text.encode("ascii"), validate=True))
-    except (binascii.Error, UnicodeEncodeError, msgspec.DecodeError):
+    except (ValueError, RecursionError, msgspec.DecodeError):  # bad base64 and bad UTF-8 are ValueErrors
         raise invalid_argument(f"NextToken {text[:80]} is not valid.") from None
     if token.operation != operation:
         raise invalid_argument(f"NextToken {text[:80]} was not issued by {operation}.")

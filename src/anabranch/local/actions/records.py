@@ -210,7 +210,7 @@ def get_shard_iterator(account: Account, request: Request, now_ms: int) -> Answe
         raise dry_run()
     if account.enforces_limits and not shard.throughput.allows_iterator(now_ms):
         raise throughput_exceeded(shard.shard_id, stream.name, account.settings.account_id)
-    iterator = ShardIterator(stream.name, stream.created_ms, shard.index, position, now_ms)
+    iterator = ShardIterator(stream.name, stream.created_ms, shard.index, str(position), now_ms)
     return {"ShardIterator": encode_iterator(iterator, account.entropy)}
 
 
@@ -230,7 +230,7 @@ def get_records(account: Account, request: Request, now_ms: int) -> Answer:
         raise throughput_exceeded(shard.shard_id, stream.name, account.settings.account_id)
     log = shard.log
     log.trim(account.horizon_ms(stream, now_ms))
-    begin = log.index_at(iterator.position)
+    begin = log.index_at(int(iterator.position))
     end = log.index_after(begin, request.get("Limit", limits.GET_RECORDS_COUNT_MAX), limits.GET_RECORDS_BYTES_MAX)
     if account.enforces_limits:
         shard.throughput.charge_read(log.bytes_between(begin, end), now_ms)
@@ -238,8 +238,8 @@ def get_records(account: Account, request: Request, now_ms: int) -> Answer:
     if end == len(log.records) and not shard.is_open:
         answer["ChildShards"] = stream.children_of(shard)
     else:
-        position = log.numbers[end - 1] + 1 if end > begin else iterator.position
-        following = iterator._replace(position=position, issued_ms=now_ms)
+        position = str(log.numbers[end - 1] + 1) if end > begin else iterator.position
+        following = msgspec.structs.replace(iterator, position=position, issued_ms=now_ms)
         answer["NextShardIterator"] = encode_iterator(following, account.entropy)
     return answer
 

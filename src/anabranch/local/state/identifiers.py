@@ -3,18 +3,17 @@ iterators and page tokens. Iterators and page tokens hold all they stand for, so
 Nothing is secret.
 """
 
-import binascii
 import math
-import struct
 from base64 import b64decode, b64encode
-from hashlib import blake2b
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple, TypeVar
 
 import msgspec
 
 from anabranch._model.entropy import Entropy
 from anabranch.errors import CodecError
 from anabranch.local.errors import LocalError, invalid_argument
+
+T = TypeVar("T")
 
 _YEAR_10000_SECONDS: Final = 253_402_300_800
 _SHARD_INDEX_MAX: Final = (1 << 31) - 1
@@ -113,62 +112,29 @@ def may_be_issued(number: int, latest_second: int) -> bool:
     return has_layout and counter <= COUNTER_MAX and second <= latest_second
 
 
-# A shard iterator looks like AWS's: base64 of eight bytes that read 1 and of 16-byte blocks, a different text on every
-# call. A checksum detects garbage.
-
-_HEAD: Final = (1).to_bytes(8, "big")
-# nonce, time of issue, creation of the stream, shard index, sequence number, length of the name
-_FIELDS: Final = struct.Struct(">QQQI24sB")
-_DIGEST_BYTES: Final = 16
-_BYTES_MIN: Final = 152  # with one block more this is 224 characters, the usual length on AWS
-_BLOCK_BYTES: Final = 16
+# Iterators and page tokens are JSON in base64: clients must not look inside.
 
 
-class ShardIterator(NamedTuple):
+class ShardIterator(msgspec.Struct, frozen=True):
     stream_name: str
     stream_created_ms: int
     shard_index: int
-    position: int
+    position: Annotated[str, msgspec.Meta(pattern="^[0-9]{1,60}$")]
     """The lowest sequence number that will be read."""
     issued_ms: int
+    nonce: int = 0
+    """Makes every text different, as on AWS."""
 
 
 def encode_iterator(iterator: ShardIterator, entropy: Entropy) -> str:
-    name = iterator.stream_name.encode()
-    fields = _FIELDS.pack(
-        entropy.getrandbits(64),
-        iterator.issued_ms,
-        iterator.stream_created_ms,
-        iterator.shard_index,
-        iterator.position.to_bytes(24, "big"),
-        len(name),
-    )
-    plain = _HEAD + fields + name
-    length = max(_BYTES_MIN + _BLOCK_BYTES, len(plain) + _DIGEST_BYTES)
-    length += -(length - _BYTES_MIN) % _BLOCK_BYTES
-    plain = plain.ljust(length - _DIGEST_BYTES, b"\0")
-    return b64encode(plain + _digest(plain)).decode()
+    return _encode_text(msgspec.structs.replace(iterator, nonce=entropy.getrandbits(64)))
 
 
 def decode_iterator(text: str) -> ShardIterator | None:
-    """None if this service did not issue it. An iterator that is still in quotes is accepted, as AWS does."""
+    """None if it is not one. An iterator that is still in quotes is accepted, as on AWS."""
     if len(text) > 1 and text[0] == text[-1] == '"':
         text = text[1:-1]
-    try:
-        raw = b64decode(text.encode("ascii"), validate=True)
-    except (binascii.Error, UnicodeEncodeError):
-        return None
-    plain, digest = raw[:-_DIGEST_BYTES], raw[-_DIGEST_BYTES:]
-    if not plain.startswith(_HEAD) or digest != _digest(plain):
-        return None
-    _, issued_ms, created_ms, shard_index, position, name_length = _FIELDS.unpack_from(plain, len(_HEAD))
-    begin = len(_HEAD) + _FIELDS.size
-    name = plain[begin : begin + name_length].decode()
-    return ShardIterator(name, created_ms, shard_index, int.from_bytes(position, "big"), issued_ms)
-
-
-def _digest(plain: bytes) -> bytes:
-    return blake2b(plain, digest_size=_DIGEST_BYTES, person=b"shard-iterator").digest()
+    return _decode_text(text, ShardIterator)
 
 
 class PageToken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -184,19 +150,25 @@ class PageToken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     filter_ms: int = 0
 
 
-_TOKEN_ENCODER: Final = msgspec.json.Encoder()
-_TOKEN_DECODER: Final = msgspec.json.Decoder(PageToken)
+def _encode_text(value: msgspec.Struct) -> str:
+    return b64encode(msgspec.json.encode(value)).decode()
+
+
+def _decode_text(text: str, kind: type[T]) -> T | None:
+    try:
+        return msgspec.json.decode(b64decode(text.encode("ascii"), validate=True), type=kind)
+    except (ValueError, RecursionError, msgspec.DecodeError):  # bad base64 and bad UTF-8 are ValueErrors
+        return None
 
 
 def write_token(token: PageToken) -> str:
-    return b64encode(_TOKEN_ENCODER.encode(token)).decode()
+    return _encode_text(token)
 
 
 def read_token(text: str, operation: str, now_ms: int, lifetime_ms: int) -> PageToken:
-    try:
-        token = _TOKEN_DECODER.decode(b64decode(text.encode("ascii"), validate=True))
-    except (ValueError, RecursionError, msgspec.DecodeError):  # bad base64 and bad UTF-8 are ValueErrors
-        raise invalid_argument(f"NextToken {text[:80]} is not valid.") from None
+    token = _decode_text(text, PageToken)
+    if token is None:
+        raise invalid_argument(f"NextToken {text[:80]} is not valid.")
     if token.operation != operation:
         raise invalid_argument(f"NextToken {text[:80]} was not issued by {operation}.")
     if now_ms - token.issued_ms > lifetime_ms:

@@ -196,12 +196,12 @@ class KinesisClient:
     # Fan-out consumers
 
     async def register_stream_consumer(self, stream_arn: str, name: str) -> ConsumerDescription:
-        pieces = bodies.encode_register_stream_consumer(stream_arn, name)
+        pieces = bodies.encode_stream_consumer(stream_arn, name)
         decode = bodies.decode_register_stream_consumer
         return await self._ask("RegisterStreamConsumer", pieces, decode, repeatable=False)
 
     async def describe_stream_consumer(self, stream_arn: str, name: str) -> ConsumerDescription:
-        pieces = bodies.encode_describe_stream_consumer(stream_arn, name)
+        pieces = bodies.encode_stream_consumer(stream_arn, name)
         return await self._ask("DescribeStreamConsumer", pieces, bodies.decode_describe_stream_consumer)
 
     async def list_stream_consumers(

@@ -432,16 +432,13 @@ _DESCRIBED: Final = AnswerDecoder("DescribeStreamConsumer", _Described)
 _LISTED: Final = AnswerDecoder("ListStreamConsumers", ListStreamConsumersResponse)
 
 
-def encode_register_stream_consumer(stream_arn: str, name: str) -> list[bytes]:
+def encode_stream_consumer(stream_arn: str, name: str) -> list[bytes]:
+    """To register or describe it."""
     return encode_request({"StreamARN": stream_arn, "ConsumerName": name})
 
 
 def decode_register_stream_consumer(body: Buffer) -> ConsumerDescription:
     return _REGISTERED.decode(body).consumer
-
-
-def encode_describe_stream_consumer(stream_arn: str, name: str) -> list[bytes]:
-    return encode_request({"StreamARN": stream_arn, "ConsumerName": name})
 
 
 def decode_describe_stream_consumer(body: Buffer) -> ConsumerDescription:

@@ -75,9 +75,11 @@ class _Reader:
         initial = self.body[start]
         major = initial >> 5
         if major == _TEXT:
-            return self._string(initial).decode() if initial != _INDEFINITE_TEXT else self._chunked_text()
+            if initial == _INDEFINITE_TEXT:
+                return "".join([chunk.decode() for chunk in self._chunks(_TEXT)])
+            return self._string(initial).decode()
         if major == _BYTES:
-            return self._string(initial) if initial != _INDEFINITE_BYTES else self._chunked_bytes()
+            return self._string(initial) if initial != _INDEFINITE_BYTES else b"".join(self._chunks(_BYTES))
         if major == _SIMPLE:
             return self._simple(initial & 31)
         argument = self._argument()
@@ -143,12 +145,6 @@ class _Reader:
             if self.items_left < 0:
                 raise CodecError(f"CBOR body has more than {ITEMS_MAX} items")
             yield self._string(initial)
-
-    def _chunked_text(self) -> str:
-        return "".join([chunk.decode() for chunk in self._chunks(_TEXT)])
-
-    def _chunked_bytes(self) -> bytes:
-        return b"".join(self._chunks(_BYTES))
 
     def _skip_break(self) -> bool:
         """Skips the break that ends an indefinite length. Returns False if there is none here."""

@@ -7,6 +7,7 @@ it decodes a body, and Python callers are trusted.
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -232,11 +233,7 @@ REQUESTS: Final[dict[str, StructureShape]] = {
 
 
 def validate(shape: StructureShape, request: Mapping[str, Any]) -> None:
-    violations: list[str] = []
-    for violation in _structure_violations(shape, request, ""):
-        violations.append(violation)
-        if len(violations) == _VIOLATIONS_MAX:
-            break
+    violations = list(islice(_structure_violations(shape, request, ""), _VIOLATIONS_MAX))
     if violations:
         raise _validation_error(violations)
 

@@ -5,9 +5,8 @@ from anabranch._wire.bodies import (
     decode_list_stream_consumers,
     decode_register_stream_consumer,
     encode_deregister_stream_consumer,
-    encode_describe_stream_consumer,
     encode_list_stream_consumers,
-    encode_register_stream_consumer,
+    encode_stream_consumer,
 )
 from anabranch._wire.messages import ConsumerDescription, ListStreamConsumersResponse
 
@@ -21,8 +20,7 @@ VALUE = ConsumerDescription("billing", "arn:c", "CREATING", 1.5e9)
 
 
 def test_requests_name_what_they_are_about() -> None:
-    assert encode_register_stream_consumer("arn:s", "billing") == [b'{"StreamARN":"arn:s","ConsumerName":"billing"}']
-    assert encode_describe_stream_consumer("arn:s", "billing") == [b'{"StreamARN":"arn:s","ConsumerName":"billing"}']
+    assert encode_stream_consumer("arn:s", "billing") == [b'{"StreamARN":"arn:s","ConsumerName":"billing"}']
     assert encode_list_stream_consumers("arn:s", next_token="T") == [b'{"StreamARN":"arn:s","NextToken":"T"}']
     assert encode_deregister_stream_consumer("arn:c") == [b'{"ConsumerARN":"arn:c"}']
 

@@ -83,24 +83,21 @@ class AnswerSink(Protocol):
 class Exchange:
     """Runs the handler for one request and passes its answer to the sink."""
 
-    def __init__(
-        self, handler: Handler, sink: AnswerSink, spawn: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
-    ) -> None:
-        self._handler = handler
+    def __init__(self, state: "ServerState", sink: AnswerSink) -> None:
+        self._state = state
         self._sink = sink
-        self._spawn = spawn
         self._task: asyncio.Task[None] | None = None
         self.streaming = False
 
     def begin(self, request: Request) -> None:
         try:
-            outcome = self._handler(request)
+            outcome = self._state.handler(request)
         except Exception as error:  # noqa: BLE001 -- a failing handler must not end the connection
             outcome = _defect(request, error)
         if isinstance(outcome, Response | Abandon):
             self._finish(outcome)
         else:
-            self._task = self._spawn(self._perform(request, outcome))
+            self._task = self._state.spawn(self._perform(request, outcome))
 
     def cancel(self) -> None:
         """The client disconnected, or the server stops."""

@@ -144,7 +144,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
                 if request is None:
                     break
                 self._deadline = None
-                self._exchange = Exchange(self._state.handler, self, self._state.spawn)
+                self._exchange = Exchange(self._state, self)
                 self._exchange.begin(request)
         except BadRequest as refused:
             self._refuse(refused)

@@ -265,7 +265,7 @@ class _ServerStream:
     def begin(self, state: ServerState) -> None:
         if self.exchange is None and not self.ended:
             self.deadline = None
-            self.exchange = Exchange(state.handler, self, state.spawn)
+            self.exchange = Exchange(state, self)
             self.exchange.begin(self.request)
 
     def refuse(self, response: Response) -> None:

@@ -140,18 +140,24 @@ def describe_stream_summary(account: Account, request: Request, now_ms: int) -> 
 def _describe_settings(stream: Stream) -> Answer:
     """What DescribeStream and DescribeStreamSummary have in common."""
     members: Answer = {
-        "StreamName": stream.name,
-        "StreamARN": stream.arn,
-        "StreamStatus": stream.status,
-        "StreamModeDetails": {"StreamMode": stream.mode},
+        **_summary(stream),
         "RetentionPeriodHours": stream.retention_hours,
-        "StreamCreationTimestamp": stream.creation_timestamp,
         "EnhancedMonitoring": [{"ShardLevelMetrics": list(stream.metrics)}],
         "EncryptionType": "NONE" if stream.key_id is None else "KMS",
     }
     if stream.key_id is not None:
         members["KeyId"] = stream.key_id
     return members
+
+
+def _summary(stream: Stream) -> Answer:
+    return {
+        "StreamName": stream.name,
+        "StreamARN": stream.arn,
+        "StreamStatus": stream.status,
+        "StreamModeDetails": {"StreamMode": stream.mode},
+        "StreamCreationTimestamp": stream.creation_timestamp,
+    }
 
 
 @action("ListStreams")
@@ -166,16 +172,7 @@ def list_streams(account: Account, request: Request, now_ms: int) -> Answer:
     answer: Answer = {
         "StreamNames": page,
         "HasMoreStreams": len(names) > limit,
-        "StreamSummaries": [
-            {
-                "StreamName": name,
-                "StreamARN": account.streams[name].arn,
-                "StreamStatus": account.streams[name].status,
-                "StreamModeDetails": {"StreamMode": account.streams[name].mode},
-                "StreamCreationTimestamp": account.streams[name].creation_timestamp,
-            }
-            for name in page
-        ],
+        "StreamSummaries": [_summary(account.streams[name]) for name in page],
     }
     if len(names) > limit:
         answer["NextToken"] = write_token(PageToken(operation="ListStreams", after=page[-1], issued_ms=now_ms))

@@ -152,10 +152,7 @@ class Stream(msgspec.Struct, kw_only=True):
             {
                 "ShardId": child.shard_id,
                 "ParentShards": list(child.parent_ids),
-                "HashKeyRange": {
-                    "StartingHashKey": str(child.hash_key_range.start),
-                    "EndingHashKey": str(child.hash_key_range.end),
-                },
+                "HashKeyRange": child.members()["HashKeyRange"],
             }
             for child in children
         ]

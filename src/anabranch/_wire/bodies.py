@@ -59,12 +59,12 @@ _HTML_TITLE: Final = re.compile(r"<title>([^<]*)</title>", re.IGNORECASE)
 def encode_request(members: dict[str, Any]) -> list[bytes]:
     """One piece. Members that are None are left out."""
     try:
-        return [_encode_json(_given(members))]
+        return [_encode_json(_without_none(members))]
     except UnicodeEncodeError as error:
         raise CodecError(f"the request contains text that is not valid Unicode: {error}") from None
 
 
-def _given(members: dict[str, Any]) -> dict[str, Any]:
+def _without_none(members: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in members.items() if value is not None}
 
 
@@ -165,7 +165,7 @@ def encode_list_shards(
         return encode_request({"StreamARN": stream.arn, "NextToken": next_token, "MaxResults": max_results})
     members: dict[str, object] = {**stream_members(stream), "MaxResults": max_results}
     if shard_filter is not None:
-        members["ShardFilter"] = _given(
+        members["ShardFilter"] = _without_none(
             {
                 "Type": shard_filter.type,
                 "ShardId": shard_filter.shard_id,
@@ -294,7 +294,7 @@ def encode_subscribe_to_shard(consumer_arn: str, shard_id: str, position: Starti
         "SequenceNumber": position.sequence_number,
         "Timestamp": position.timestamp_seconds,
     }
-    return encode_request({"ConsumerARN": consumer_arn, "ShardId": shard_id, "StartingPosition": _given(start)})
+    return encode_request({"ConsumerARN": consumer_arn, "ShardId": shard_id, "StartingPosition": _without_none(start)})
 
 
 def decode_subscribe_to_shard_event(payload: Buffer) -> SubscribeToShardEvent:

@@ -67,7 +67,7 @@ class MessageDecoder:
         """The messages that are complete now, copied out of `data` once."""
         view = memoryview(data)
         messages: list[Message] = []
-        start = self._go_on(view, messages) if self._frame else 0
+        start = self._resume_frame(view, messages) if self._frame else 0
         while not self._frame and start < len(view):
             if len(view) - start < _PRELUDE.size:
                 self._frame += view[start:]
@@ -83,7 +83,7 @@ class MessageDecoder:
             start += total
         return messages
 
-    def _go_on(self, view: memoryview, messages: list[Message]) -> int:
+    def _resume_frame(self, view: memoryview, messages: list[Message]) -> int:
         """Fills the incomplete frame; returns how much of `view` was used."""
         used = 0
         if not self._frame_bytes:

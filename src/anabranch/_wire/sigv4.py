@@ -87,7 +87,7 @@ class Signer:
         """`target` is the value of X-Amz-Target, such as `Kinesis_20131202.GetRecords`."""
         second = now_ms // 1000
         if second != self._second:
-            self._turn_to(second)
+            self._set_second(second)
         operation = self._operations.get((target, content_type)) or self._prepare(target, content_type)
         body_hash = sha256()
         for piece in body:
@@ -104,7 +104,7 @@ class Signer:
         )
         return SignedHeaders(operation, self._amz_date, authorization)
 
-    def _turn_to(self, second: int) -> None:
+    def _set_second(self, second: int) -> None:
         self._second = second
         self._amz_date = datetime.fromtimestamp(second, UTC).strftime("%Y%m%dT%H%M%SZ")
         day = self._amz_date[:8]

@@ -277,9 +277,9 @@ class AdminHttpApp:
         DELETE /_local/faults   removes every rule
         POST   /_local/reset    removes every rule and stream, and creates the streams of `create` again
 
-    Requests are not authenticated, so the server listens on loopback by default. But a web page that is open on the
-    same machine can send requests there. So all but /health need the header `x-anabranch`, which a page of another
-    origin may not send, and a Host that no foreign domain can have: a domain may point to this machine (DNS rebinding).
+    Requests are not authenticated, so the server listens on loopback by default. But web pages that are open on this
+    machine can send requests there too. So all paths but /health need the header `x-anabranch`, which a page cannot
+    send to another origin, and a Host that no public domain has: a domain can point to this machine (DNS rebinding).
     """
 
     def __init__(

@@ -252,8 +252,8 @@ def _entry_at(content: mmap.mmap, position: int) -> bytes | None:
 def _next_entry(content: mmap.mmap, position: int) -> int | None:
     """Where the next complete entry begins.
 
-    It must be followed by another length or by zeros only. This is checked before the checksum: a checksum at every
-    position would take quadratic time.
+    Another length or only zeros must follow it. We check that before the checksum: a checksum at each position would
+    take quadratic time.
     """
     zeros = len(content[:].rstrip(b"\0"))
     for found in _LENGTH.finditer(content, position):

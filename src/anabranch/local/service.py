@@ -152,7 +152,7 @@ class LocalState:
                 log = shard.log
                 begin = log.begin
                 while begin < len(log.records):
-                    end = log.index_after(begin, len(log.records), _SNAPSHOT_BYTES)
+                    end = log.end_of_read(begin, len(log.records), _SNAPSHOT_BYTES)
                     yield _ENCODER.encode(RecordsAppended(stream.name, shard.shard_id, log.records[begin:end]))
                     begin = end
 

@@ -97,8 +97,8 @@ class ClientResponse:
 
 Answer: TypeAlias = "ClientResponse | Http1BodyStream"
 HasRoom = Callable[[int], bool]
-"""Whether there is room for a body of so many bytes. Asked before a body that is larger than the connection's own
-buffer is received; for one of unknown length, each time that it grows.
+"""Whether there is room for a body of so many bytes. Called before a body is received that is larger than the
+connection's own buffer; if the length is unknown, each time that the body grows.
 """
 
 
@@ -152,8 +152,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         return bool(poll.poll(0))
 
     def start(self, request: bytes, deadline: float, has_room: HasRoom | None = None) -> "asyncio.Future[Answer]":
-        """Sends a request that is one piece. The caller must await the response or abort the connection. `has_room`:
-        asked before a large body is received; if not, the call fails with `NoRoomError`.
+        """Sends a request that is one piece. The caller must await the response or abort the connection. If `has_room`
+        returns False for a large body, the call fails with `NoRoomError`.
         """
         answer = self._begin(deadline)
         self._has_room = has_room
@@ -469,7 +469,7 @@ class Http1BodyStream(asyncio.BufferedProtocol):
             await self._read_timeout.wait()
 
     def expect(self, wanted_bytes: int) -> None:
-        """TCP's own flow control does it: what the reader takes makes room for more."""
+        """Nothing to do: TCP's flow control applies."""
 
     def progress(self) -> None:
         self._read_timeout.progress()

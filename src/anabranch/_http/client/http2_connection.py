@@ -63,7 +63,7 @@ class Http2BodyStream:
         return payloads
 
     def expect(self, wanted_bytes: int) -> None:
-        """One update for the whole message, and for the beginning of the next one."""
+        """Sends one window update for the whole message and the beginning of the next one."""
         if self.window_bytes < wanted_bytes:
             self._open_window(wanted_bytes + WINDOW_BYTES)
 
@@ -195,7 +195,7 @@ class Http2ClientConnection(asyncio.BufferedProtocol):
         self._flush()
 
     def _open_own_window(self) -> None:
-        """The connection's window is the sum of the streams' windows. Data of closed streams uses it up, too."""
+        """The connection's window is the sum of the streams' windows. Data for closed streams counts against it too."""
         wanted_bytes = sum(stream.window_bytes for stream in self._streams.values())
         missing_bytes = wanted_bytes - self._session.inbound_flow_control_window
         if missing_bytes > 0:

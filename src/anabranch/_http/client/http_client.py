@@ -1,8 +1,8 @@
 """An HTTP client for one endpoint: whole responses over HTTP/1.1 connections, with one connection pool per purpose.
 
 Purposes cannot starve each other: long polls do not delay writes, and neither delays lease updates. A call is sent
-once. It is sent a second time only if a kept connection turned out to be closed before a byte of the response came, and
-only if repeating the call is harmless. Other calls use a connection that the kernel still reports as open.
+once. It is sent again only if it is safe to repeat and a kept connection closed before the first byte of the response
+arrived. A call that is not safe to repeat uses a connection that the kernel still reports as open.
 
 The pool hands out the connection that was used last. That keeps a few connections busy; the others become idle and are
 closed. A caller that finds no free connection and no room waits in line. Deadlines need no timer per call: one sweep

@@ -38,7 +38,7 @@ class BodyStream(Protocol):
     def close(self) -> None: ...
 
     def abandon(self) -> None:
-        """Closes the stream because the server is silent. Its connection may be dead: no other stream uses it."""
+        """Closes the stream because the server is silent. No new stream uses its connection, which may be dead."""
 
     def check(self, now: float, /) -> None:
         """Fails the stream if a timeout has expired."""

@@ -1,10 +1,9 @@
 """What is independent of the HTTP version: a request and its answer, and what the connections of a server share.
 
-A handler takes a `Request` and returns an answer or an awaitable of one: most answers need no task, so none is made
-for them. An answer is a complete `Response`, a `StreamingResponse`, or an `Abandon` (no answer, as if the server had
-gone away). The connection provides an `AnswerSink` and does the framing. An `Exchange` has the task that produces its
-answer, and cancels it when the client disconnects. `ServerState` owns all these tasks, so that stopping can wait for
-them.
+A handler takes a `Request` and returns an answer or an awaitable of one. Only an awaitable or a stream needs a task. An
+answer is a complete `Response`, a `StreamingResponse`, or an `Abandon` (no answer, as if the server had gone away). The
+connection provides an `AnswerSink` and does the framing. An `Exchange` has the task that produces its answer, and
+cancels it when the client disconnects. `ServerState` owns all these tasks, so that stopping can wait for them.
 """
 
 import asyncio

@@ -152,7 +152,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
             self._advancing = False
 
     def _refuse(self, refused: BadRequest) -> None:
-        """Answers, then discards input for a moment: closing at once could reset the answer away."""
+        """Answers, then discards input for a moment. If we closed at once, the client could get a reset instead."""
         self._keep_alive = False
         self._discarding = True
         self._send(Response(refused.status, f"{refused.reason}\n".encode(), [("content-type", "text/plain")]))

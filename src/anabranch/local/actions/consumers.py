@@ -8,8 +8,8 @@ from anabranch.local.actions.lookups import (
     Request,
     StartingPosition,
     action,
-    check_creation,
-    check_settled,
+    check_active_or_updating,
+    check_creation_time,
     find_consumer,
     find_consumer_by_arn,
     find_shard,
@@ -29,7 +29,7 @@ _PAGE_MAX: Final = 100  # API reference: also the default
 
 @action("RegisterStreamConsumer")
 def register_stream_consumer(account: Account, request: Request, now_ms: int) -> Answer:
-    stream = check_settled(account, find_stream(account, request))
+    stream = check_active_or_updating(account, find_stream(account, request))
     name, owner = request["ConsumerName"], account.settings.account_id
     if name in stream.consumers:
         raise in_use(f"Consumer {name} under stream {stream.name} already exists for account {owner}.")
@@ -79,7 +79,7 @@ def describe_stream_consumer(account: Account, request: Request, now_ms: int) ->
 def list_stream_consumers(account: Account, request: Request, now_ms: int) -> Answer:
     """In the order of their names."""
     stream = find_stream(account, request)
-    check_creation(account, stream, request)
+    check_creation_time(account, stream, request)
     after = ""
     if "NextToken" in request:
         token = find_token(account, request["NextToken"], "ListStreamConsumers", now_ms)

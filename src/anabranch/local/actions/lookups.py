@@ -101,7 +101,7 @@ def check_active(account: Account, stream: Stream) -> Stream:
     return stream
 
 
-def check_settled(account: Account, stream: Stream) -> Stream:
+def check_active_or_updating(account: Account, stream: Stream) -> Stream:
     """For operations that are allowed during a reshard, but not while CREATING or DELETING."""
     return stream if stream.status == "UPDATING" else check_active(account, stream)
 
@@ -212,7 +212,7 @@ def find_resource(account: Account, request: Request) -> tuple[Stream, Stream | 
     return stream, stream
 
 
-def check_creation(account: Account, stream: Stream, request: Request) -> None:
+def check_creation_time(account: Account, stream: Stream, request: Request) -> None:
     """StreamCreationTimestamp tells streams apart that had the same name."""
     asked = request.get("StreamCreationTimestamp")
     if asked is not None and int(asked) != int(stream.creation_timestamp):

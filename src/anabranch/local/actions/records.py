@@ -231,7 +231,7 @@ def get_records(account: Account, request: Request, now_ms: int) -> Answer:
     log = shard.log
     log.trim(account.horizon_ms(stream, now_ms))
     begin = log.index_at(int(iterator.position))
-    end = log.index_after(begin, request.get("Limit", limits.GET_RECORDS_COUNT_MAX), limits.GET_RECORDS_BYTES_MAX)
+    end = log.end_of_read(begin, request.get("Limit", limits.GET_RECORDS_COUNT_MAX), limits.GET_RECORDS_BYTES_MAX)
     if account.enforces_limits:
         shard.throughput.charge_read(log.bytes_between(begin, end), now_ms)
     answer: Answer = {"Records": log.records[begin:end], "MillisBehindLatest": log.behind_ms(end, now_ms)}

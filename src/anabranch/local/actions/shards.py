@@ -9,7 +9,7 @@ from anabranch.local.actions.lookups import (
     Request,
     action,
     check_active,
-    check_creation,
+    check_creation_time,
     check_provisioned,
     find_active_stream,
     find_shards_to_change,
@@ -64,7 +64,7 @@ def _query(account: Account, request: Request, now_ms: int) -> PageToken:
                 raise invalid_argument(f"NextToken and {name} cannot be provided together.")
         return find_token(account, request["NextToken"], "ListShards", now_ms)
     stream = find_stream(account, request)
-    check_creation(account, stream, request)
+    check_creation_time(account, stream, request)
     shard_filter = request.get("ShardFilter", {"Type": "FROM_TRIM_HORIZON"})
     kind = shard_filter["Type"]
     after = [text for text in (request.get("ExclusiveStartShardId"), shard_filter.get("ShardId")) if text]
@@ -148,7 +148,7 @@ def update_shard_count(account: Account, request: Request, now_ms: int) -> Answe
     if target > max(_SHARDS_MAX, present):
         raise limit_exceeded(f"UpdateShardCount cannot scale over {_SHARDS_MAX} shards in a stream. {counts}")
     account.check_shard_room(target - present)
-    _count_call(account, stream, now_ms)
+    _check_daily_limit(account, stream, now_ms)
     account.update_stream(stream, now_ms, ScaleChange(target))
     return {
         "StreamName": stream.name,
@@ -158,7 +158,7 @@ def update_shard_count(account: Account, request: Request, now_ms: int) -> Answe
     }
 
 
-def _count_call(account: Account, stream: Stream, now_ms: int) -> None:
+def _check_daily_limit(account: Account, stream: Stream, now_ms: int) -> None:
     recent = [called_ms for called_ms in stream.scaled_at_ms if now_ms - called_ms < 24 * HOUR_MS]
     if account.enforces_limits and len(recent) >= UPDATE_SHARD_COUNT_PER_DAY:
         raise limit_exceeded(

@@ -2,8 +2,8 @@
 
 Invariants: the sequence numbers and arrival times of its records only grow, whatever the clock does. A shard closes at
 most once. Every record of a closed shard arrived before `closed_ms`, and every record of its children at or after it.
-The children's sequence numbers start above the parent's end, because their `created_s` is a later second. It may run
-ahead of the clock, and the children accept records at once.
+The children's sequence numbers start above the parent's end, because their `created_s` is a later second. That second
+may be ahead of the clock. The children accept records at once.
 """
 
 from bisect import bisect_left, bisect_right
@@ -103,7 +103,7 @@ class RecordLog:
     def index_at_time(self, at_ms: int) -> int:
         return bisect_left(self.records, at_ms, self.begin, key=_arrival_ms)
 
-    def index_after(self, begin: int, count_max: int, bytes_max: int) -> int:
+    def end_of_read(self, begin: int, count_max: int, bytes_max: int) -> int:
         """The end of a read that starts at `begin`: within both limits, but at least one record if there is one."""
         end = min(begin + count_max, len(self.records))
         if end > begin + 1 and self.bytes_between(begin, end) > bytes_max:

@@ -90,7 +90,7 @@ class Subscription:
         begin = end = log.index_at(self._position)
         self._resumes_ms = None
         if self._bucket is None or self._bucket.level(now_ms) > 0:
-            end = log.index_after(begin, _EVENT_RECORDS_MAX, _EVENT_BYTES_MAX)
+            end = log.end_of_read(begin, _EVENT_RECORDS_MAX, _EVENT_BYTES_MAX)
         elif begin < len(log.numbers):
             self._resumes_ms = self._bucket.ready_ms(now_ms)
         is_at_tip = end == len(log.numbers)

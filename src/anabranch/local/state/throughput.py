@@ -37,7 +37,7 @@ class TokenBucket:
         return True
 
     def charge(self, amount: float, now_ms: int) -> None:
-        """Takes the amount even into debt. An amount above the capacity counts from empty: it is paid for in full."""
+        """Takes the amount even into debt. An amount above the capacity must be refilled completely."""
         level = self.level(now_ms)
         self._level = (min(0.0, level) if amount > self._capacity else level) - amount
 

@@ -118,16 +118,14 @@ class Http2ServerConnection(asyncio.Protocol):
 
     def _take(self, event: http2.Event) -> None:
         if isinstance(event, http2.RequestReceived):
-            self._open(_known(event.stream_id), cast("Sequence[tuple[bytes, bytes]]", event.headers))
+            self._open(event.stream_id, cast("Sequence[tuple[bytes, bytes]]", event.headers))
         elif isinstance(event, http2.DataReceived):
             self._receive(event)
         elif isinstance(event, http2.StreamEnded):
-            stream = self._streams.get(_known(event.stream_id))
-            if stream is not None:
+            if (stream := self._streams.get(event.stream_id)) is not None:
                 stream.begin(self._state)
         elif isinstance(event, http2.StreamReset):
-            stream = self._streams.get(_known(event.stream_id))
-            if stream is not None:
+            if (stream := self._streams.get(event.stream_id)) is not None:
                 self._forget(stream)
         elif isinstance(event, http2.WindowUpdated | http2.RemoteSettingsChanged):
             self._pump_all()
@@ -152,9 +150,8 @@ class Http2ServerConnection(asyncio.Protocol):
             self._reset(stream, http2.ErrorCodes.REFUSED_STREAM)
 
     def _receive(self, event: http2.DataReceived) -> None:
-        stream_id = _known(event.stream_id)
-        self._session.acknowledge_received_data(event.flow_controlled_length or 0, stream_id)
-        stream = self._streams.get(stream_id)
+        self._session.acknowledge_received_data(event.flow_controlled_length or 0, event.stream_id)
+        stream = self._streams.get(event.stream_id)
         if stream is None or stream.exchange is not None or stream.ended:
             return
         body = cast("bytearray", stream.request.body)
@@ -325,8 +322,3 @@ class _ServerStream:
 
     def _closed(self) -> bool:
         return self._gone or self.ended or self._connection.is_closing
-
-
-def _known(stream_id: int | None) -> int:
-    assert stream_id is not None
-    return stream_id

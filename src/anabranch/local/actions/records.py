@@ -174,10 +174,7 @@ def put_records(
             results.append(PutRecordsResultEntry(error_code=code, error_message=message))
             continue
         record = shard.append(entry.data, entry.partition_key, size_bytes, now_ms, encryption_type)
-        if shard in appended:
-            appended[shard].append(record)
-        else:
-            appended[shard] = [record]
+        appended.setdefault(shard, []).append(record)
         results.append(PutRecordsResultEntry(record.sequence_number, shard.shard_id))
     for shard, records in appended.items():
         account.mark_appended(stream, shard, records)

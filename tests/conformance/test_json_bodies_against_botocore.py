@@ -24,14 +24,13 @@ from anabranch._wire.bodies import (
     decode_put_records,
     decode_register_stream_consumer,
     encode_deregister_stream_consumer,
-    encode_describe_stream_consumer,
     encode_describe_stream_summary,
     encode_get_records,
     encode_get_shard_iterator,
     encode_list_shards,
     encode_list_stream_consumers,
     encode_put_records,
-    encode_register_stream_consumer,
+    encode_stream_consumer,
     encode_subscribe_to_shard,
 )
 from anabranch._wire.messages import PutRecordsEntry
@@ -136,10 +135,10 @@ def test_requests_that_write(stream, records) -> None:
 
 @given(some_text, some_text, some_text)
 def test_requests_about_consumers(stream_arn, name, consumer_arn) -> None:
-    assert ours(encode_register_stream_consumer(stream_arn, name)) == sent(
+    assert ours(encode_stream_consumer(stream_arn, name)) == sent(
         "RegisterStreamConsumer", StreamARN=stream_arn, ConsumerName=name
     )
-    assert ours(encode_describe_stream_consumer(stream_arn, name)) == sent(
+    assert ours(encode_stream_consumer(stream_arn, name)) == sent(
         "DescribeStreamConsumer", StreamARN=stream_arn, ConsumerName=name
     )
     assert ours(encode_list_stream_consumers(stream_arn, next_token=name)) == sent(

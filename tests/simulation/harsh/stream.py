@@ -216,11 +216,11 @@ class HarshKinesis(SimulatedKinesis):
         return EventSubscription(opened, streams)
 
     async def register_stream_consumer(self, stream_arn, name):
-        body, _ = await self._call("RegisterStreamConsumer", bodies.encode_register_stream_consumer(stream_arn, name))
+        body, _ = await self._call("RegisterStreamConsumer", bodies.encode_stream_consumer(stream_arn, name))
         return bodies.decode_register_stream_consumer(body)
 
     async def describe_stream_consumer(self, stream_arn, name):
-        request = bodies.encode_describe_stream_consumer(stream_arn, name)
+        request = bodies.encode_stream_consumer(stream_arn, name)
         body, _ = await self._call("DescribeStreamConsumer", request)
         return bodies.decode_describe_stream_consumer(body)
 

@@ -10,7 +10,6 @@ import os
 import platform
 import shlex
 import time
-from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
@@ -26,9 +25,8 @@ from anabranch._cli.options import (
 )
 from anabranch._cli.output import DONE, FAILED, counted, make_console, one_line, print_json, styled, wrapped
 from anabranch._core.reading.registration import is_own_name, is_temporary_name, own_name
-from anabranch._model.streams import StartingPosition, StreamName
+from anabranch._model.streams import AT_LATEST, StartingPosition, StreamName
 from anabranch._version import __version__
-from anabranch.config import Aws
 from anabranch.errors import AccessDeniedError, AnabranchError, InvalidRequestError, StreamNotFoundError
 from anabranch.limits import CONSUMERS_PER_STREAM_MAX
 
@@ -36,7 +34,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from anabranch._aws.account import AwsAccount, ServiceAddress
+    from anabranch._aws.control import BotocoreCalls, KinesisControl
     from anabranch._aws.kinesis_client import KinesisClient
+    from anabranch._model.leases import AppRow
     from anabranch._ports import LeaseStore
     from anabranch._wire.messages import StreamSummary
     from anabranch.stores.dynamodb import DynamoDbLeaseStore
@@ -50,6 +50,7 @@ _QUOTA_WARNING_SHARE: Final = 0.9
 _SLOW_RESPONSE_MS: Final = 1_000
 _STORE_READS: Final = 5
 _SLOW_STORE_MS: Final = 250  # a sixth of a heartbeat's deadline
+_STORE_ADVICE: Final = "pass the same URL as the consumer's leases="
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -62,46 +63,51 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Checkup:
-    def __init__(self, aws: Aws, *, stream: StreamName | None, app: str | None, leases: str | None) -> None:
-        self._aws = aws
-        self._stream = stream
-        self._app = app
-        self._leases = leases
-        self._own_consumers: tuple[str, ...] = ()
+    """Runs the checks in order. Prints each finding at once, because some checks are slow."""
+
+    def __init__(self, arguments: argparse.Namespace, console: "Console | None") -> None:
+        self.findings: list[Finding] = []
+        self._aws = aws_from(arguments)
+        self._stream: StreamName | None = arguments.stream
+        self._app: str | None = arguments.app
+        self._leases: str | None = arguments.leases
+        self._console = console
+        self._own_consumers: list[str] = []
         """Consumers of the stream that applications registered."""
 
-    async def findings(self) -> AsyncIterator[Finding]:
-        """Yields each finding as soon as its check is done."""
+    def _report(self, *findings: Finding) -> None:
+        self.findings += findings
+        if self._console is not None:
+            for finding in findings:
+                _print(finding, self._console)
+
+    async def run(self) -> None:
         from anabranch._aws.account import AwsAccount
 
-        yield _versions()
+        self._report(_versions())
         account = AwsAccount(self._aws)
         try:
-            async for finding in self._account_findings(account):
-                yield finding
+            await self._check_account(account)
         finally:
             account.close()
-        async for finding in self._store_findings():
-            yield finding
+        await self._check_store()
 
-    async def _account_findings(self, account: "AwsAccount") -> AsyncIterator[Finding]:
+    async def _check_account(self, account: "AwsAccount") -> None:
         region = None if self._stream is None else self._stream.region
         try:
             address = await account.address("kinesis", region=region)
         except AnabranchError as error:
-            yield Finding("region", "fail", one_line(error), "pass --region or set AWS_REGION")
+            self._report(Finding("region", "fail", one_line(error), "pass --region or set AWS_REGION"))
             return
-        yield Finding("region", "ok", address.region)
+        self._report(Finding("region", "ok", address.region))
         credentials = await self._credentials()
-        yield credentials
+        self._report(credentials)
         endpoint, clock = await _endpoint(address)
-        for finding in (endpoint, clock):
-            yield finding
+        self._report(endpoint, clock)
         if credentials.state == "fail" or endpoint.state == "fail":
-            yield Finding("permissions", "skip", "needs credentials and an endpoint that responds")
-            return
-        async for finding in self._service_findings(account, region):
-            yield finding
+            self._report(Finding("permissions", "skip", "needs credentials and an endpoint that responds"))
+        else:
+            await self._check_service(account, region)
 
     async def _credentials(self) -> Finding:
         from anabranch._aws.account import botocore_session
@@ -117,7 +123,7 @@ class Checkup:
             return Finding("credentials", "fail", one_line(error), "aws configure, aws sso login, or --profile NAME")
         return Finding("credentials", "ok", f"access key ...{access_key_id[-4:]}, from {method}")
 
-    async def _service_findings(self, account: "AwsAccount", region: str | None) -> AsyncIterator[Finding]:
+    async def _check_service(self, account: "AwsAccount", region: str | None) -> None:
         from anabranch._aws.control import BotocoreCalls, KinesisControl
         from anabranch._aws.kinesis_client import open_kinesis
 
@@ -125,172 +131,49 @@ class Checkup:
         calls = BotocoreCalls(account, "kinesis", region=region)
         try:
             async with await open_kinesis(account, region=region) as client:
-                yield await _limits(control)
+                self._report(await _limits(control))
                 if self._stream is None:
-                    yield Finding("permissions", "skip", "no stream was given", "run anabranch doctor STREAM")
-                    return
-                checkup = _StreamCheckup(self._stream, client, calls)
-                async for finding in checkup.findings():
-                    yield finding
-                self._own_consumers = checkup.own_consumers
+                    advice = "run anabranch doctor STREAM"
+                    self._report(Finding("permissions", "skip", "no stream was given", advice))
+                else:
+                    await self._check_stream(self._stream, client, calls)
         finally:
             control.close()
             calls.close()
 
-    async def _store_findings(self) -> AsyncIterator[Finding]:
-        from anabranch.stores.dynamodb import DynamoDbLeaseStore
-        from anabranch.stores.redis import RedisLeaseStore
-        from anabranch.stores.s3 import S3LeaseStore
-        from anabranch.stores.urls import default_store, leases_from, open_store
-
-        leases = self._leases or leases_from(os.environ)
-        if leases is None and self._app is None:
-            yield Finding("store", "skip", "no application was given", "pass --app NAME or --leases URL")
+    async def _check_stream(self, stream: StreamName, client: "KinesisClient", calls: "BotocoreCalls") -> None:
+        """Its state, and the permissions that its consumers and producers need."""
+        try:
+            summary = await client.describe_stream_summary(stream)
+        except AnabranchError as error:
+            self._report(_failure("stream", "DescribeStreamSummary", error))
             return
-        app = self._app or "doctor"
+        self._report(_stream_state(summary))
         try:
-            store = default_store(app, os.environ, self._aws) if leases is None else open_store(leases, app, self._aws)
+            page = await client.list_shards(stream, shard_filter=AT_LATEST, max_results=1)
         except AnabranchError as error:
-            yield Finding("store", "fail", one_line(error), "pass the same URL as the consumer's leases=")
+            self._report(_failure("reading", "ListShards", error))
             return
-        try:
-            yield await self._store_state(store, app)
-            if (finding := await self._deletion(store)) is not None:
-                yield finding
-            if (finding := await self._leftovers(store)) is not None:
-                yield finding
-            yield await _store_latency(store)
-            if isinstance(store, DynamoDbLeaseStore):
-                for finding in await _table_findings(store):
-                    yield finding
-            elif isinstance(store, RedisLeaseStore):
-                for finding in await _redis_findings(store):
-                    yield finding
-            elif isinstance(store, S3LeaseStore):
-                yield await _bucket_finding(store)
-        except AnabranchError as error:
-            yield Finding("store", "fail", one_line(error), "pass the same URL as the consumer's leases=")
-        finally:
-            await store.close()
-
-    async def _deletion(self, store: "LeaseStore") -> Finding | None:
-        """Rows that an interrupted deletion of the application left."""
-        if self._app is None or not await store.leftovers():
-            return None
-        found = f"application {self._app!r} was deleted, but rows of it are left"
-        if await store.read_app() is not None:
-            found += "; they do not affect the new application of that name, and are deleted with it"
-            return Finding("deletion", "warn", found)
-        return Finding("deletion", "warn", found, shlex.join(["anabranch", "apps", "delete", self._app]))
-
-    async def _leftovers(self, store: "LeaseStore") -> Finding | None:
-        """Consumers that this application registered before it was deleted and created again."""
-        if self._app is None or self._stream is None:
-            return None
-        row = await store.read_app()
-        present = None if row is None else own_name(self._app, row.app_id)
-        left = [
-            name
-            for name in self._own_consumers
-            if name != present and not is_temporary_name(name) and name == own_name(self._app, name[-8:])
-        ]
-        if not left:
-            return None
-        found = f"left by an earlier application {self._app!r}: {', '.join(left)}"
-        return Finding("consumers", "warn", found, f"anabranch streams consumers rm {self._stream} {' '.join(left)}")
-
-    async def _store_state(self, store: "LeaseStore", app: str) -> Finding:
-        row = await store.read_app()
-        if self._app is None:
-            return Finding("store", "ok", f"{store} responds")
-        if row is None:
-            return Finding("store", "ok", f"{store} responds; application {app!r} has not used it yet")
-        await store.open(row)
-        if row.place == "moved":
-            return Finding(
-                "store", "warn", f"application {app!r} was moved to {row.other_url}", "pass the URL of that store"
-            )
-        if row.place != "here":
-            way = f"to {row.other_url}" if row.place == "leaving" else f"from {row.other_url}"
-            found = f"application {app!r} is being copied {way}, and no worker can start"
-            return Finding("store", "warn", found, "repeat `anabranch apps copy` until it is complete")
-        members = (await store.poll()).members
-        return Finding("store", "ok", f"{store} responds; application {app!r} has {counted(len(members), 'member')}")
-
-
-class _StreamCheckup:
-    """Checks one stream: its state, and the permissions that its consumers and producers need."""
-
-    def __init__(self, stream: StreamName, client: "KinesisClient", calls: Any) -> None:
-        self._stream = stream
-        self._client = client
-        self._calls = calls
-        self.own_consumers: tuple[str, ...] = ()
-
-    async def findings(self) -> AsyncIterator[Finding]:
-        try:
-            summary = await self._client.describe_stream_summary(self._stream)
-        except AnabranchError as error:
-            yield _failure("stream", "DescribeStreamSummary", error)
+        if not page.shards:
+            nothing = "the stream lists no open shard yet"
+            self._report(Finding("reading", "skip", nothing, "wait until it is ACTIVE"))
             return
-        yield _stream_state(summary)
+        supports_dry_runs, reading = await _reading(stream, page.shards[0].shard_id, client, calls)
+        self._report(reading)
+        if supports_dry_runs:
+            self._report(await _writing(stream, calls))
+        else:
+            unsupported = "this service or botocore version does not support dry runs of PutRecord"
+            self._report(Finding("writing", "skip", unsupported))
+        self._report(await self._fan_out(summary, client))
+
+    async def _fan_out(self, summary: "StreamSummary", client: "KinesisClient") -> Finding:
         try:
-            shard_id = await self._first_open_shard()
-        except AnabranchError as error:
-            yield _failure("reading", "ListShards", error)
-            return
-        if shard_id is None:
-            yield Finding("reading", "skip", "the stream lists no open shard yet", "wait until it is ACTIVE")
-            return
-        supports_dry_runs, reading = await self._reading(shard_id)
-        yield reading
-        yield (
-            await self._writing()
-            if supports_dry_runs
-            else Finding("writing", "skip", "this service or botocore version does not support dry runs of PutRecord")
-        )
-        yield await self._fan_out(summary)
-
-    async def _first_open_shard(self) -> str | None:
-        from anabranch._model.streams import AT_LATEST
-
-        page = await self._client.list_shards(self._stream, shard_filter=AT_LATEST, max_results=1)
-        return page.shards[0].shard_id if page.shards else None
-
-    async def _reading(self, shard_id: str) -> tuple[bool, Finding]:
-        """Also checks whether the service supports dry runs. If not, a dry run of PutRecord would write a record."""
-        operation = "GetShardIterator"
-        supports_dry_runs = False
-        try:
-            supports_dry_runs = await self._dry_run(operation, ShardId=shard_id, ShardIteratorType="LATEST")
-            iterator = await self._client.get_shard_iterator(self._stream, shard_id, StartingPosition("LATEST"))
-            operation = "GetRecords"
-            await self._client.get_records(self._stream, iterator, limit=1)
-        except AnabranchError as error:
-            return supports_dry_runs, _failure("reading", operation, error)
-        allowed = "DescribeStreamSummary, ListShards, GetShardIterator and GetRecords are allowed"
-        return supports_dry_runs, Finding("reading", "ok", allowed)
-
-    async def _writing(self) -> Finding:
-        try:
-            confirmed = await self._dry_run("PutRecord", Data=b"dry run", PartitionKey="doctor")
-        except AnabranchError as error:
-            return _failure("writing", "PutRecord", error)
-        if not confirmed:
-            return Finding(
-                "writing", "warn", "the service did not confirm the dry run of PutRecord",
-                "it may have written one record with the partition key 'doctor'",
-            )  # fmt: skip
-        return Finding("writing", "ok", "PutRecord is allowed (dry run: nothing was written)")
-
-    async def _fan_out(self, summary: "StreamSummary") -> Finding:
-        try:
-            page = await self._client.list_stream_consumers(summary.arn)
+            page = await client.list_stream_consumers(summary.arn)
         except AnabranchError as error:
             return _failure("fan-out", "ListStreamConsumers", error, only_for="enhanced fan-out")
         count = f"{len(page.consumers)} of {CONSUMERS_PER_STREAM_MAX} enhanced fan-out consumers are registered"
-        own = [consumer.name for consumer in page.consumers if is_own_name(consumer.name)]
-        self.own_consumers = tuple(own)
+        self._own_consumers = own = [consumer.name for consumer in page.consumers if is_own_name(consumer.name)]
         if own:
             count += f"; made by anabranch: {', '.join(own)}"
         if leftovers := [name for name in own if is_temporary_name(name)]:
@@ -300,19 +183,124 @@ class _StreamCheckup:
             return Finding("fan-out", "warn", count, "remove one that nobody uses: anabranch streams consumers rm")
         return Finding("fan-out", "ok", count)
 
-    async def _dry_run(self, operation: str, **parameters: Any) -> bool:
-        """True if the service confirmed the dry run; False if it does not support dry runs."""
-        from anabranch._wire.bodies import stream_members
+    async def _check_store(self) -> None:
+        from anabranch.stores.urls import default_store, leases_from, open_store
 
+        leases = self._leases or leases_from(os.environ)
+        if leases is None and self._app is None:
+            self._report(Finding("store", "skip", "no application was given", "pass --app NAME or --leases URL"))
+            return
+        app = self._app or "doctor"
         try:
-            await self._calls.call(operation, DryRun=True, **parameters, **stream_members(self._stream))
-        except InvalidRequestError as error:
-            if error.code == "DryRunOperationException":
-                return True
-            if error.code in {"ParamValidation", "ValidationException", "SerializationException"}:
-                return False
+            store = default_store(app, os.environ, self._aws) if leases is None else open_store(leases, app, self._aws)
+        except AnabranchError as error:
+            self._report(Finding("store", "fail", one_line(error), _STORE_ADVICE))
+            return
+        try:
+            await self._check_opened_store(store)
+        except AnabranchError as error:
+            self._report(Finding("store", "fail", one_line(error), _STORE_ADVICE))
+        finally:
+            await store.close()
+
+    async def _check_opened_store(self, store: "LeaseStore") -> None:
+        from anabranch.stores.dynamodb import DynamoDbLeaseStore
+        from anabranch.stores.redis import RedisLeaseStore
+        from anabranch.stores.s3 import S3LeaseStore
+
+        if self._app is None:
+            await store.read_app()
+            self._report(Finding("store", "ok", f"{store} responds"))
+        else:
+            await self._check_application(store, self._app)
+        self._report(await _store_latency(store))
+        if isinstance(store, DynamoDbLeaseStore):
+            self._report(*await _table_findings(store))
+        elif isinstance(store, RedisLeaseStore):
+            self._report(*await _redis_findings(store))
+        elif isinstance(store, S3LeaseStore):
+            self._report(await _bucket_finding(store))
+
+    async def _check_application(self, store: "LeaseStore", app: str) -> None:
+        row = await store.read_app()
+        if row is None:
+            self._report(Finding("store", "ok", f"{store} responds; application {app!r} has not used it yet"))
+        else:
+            await store.open(row)
+            self._report(await _application_state(store, row))
+        if await store.leftovers():
+            found = f"application {app!r} was deleted, but rows of it are left"
+            if row is None:
+                self._report(Finding("deletion", "warn", found, shlex.join(["anabranch", "apps", "delete", app])))
+            else:
+                found += "; they do not affect the new application of that name, and are deleted with it"
+                self._report(Finding("deletion", "warn", found))
+        present = None if row is None else own_name(app, row.app_id)
+        left = [
+            name
+            for name in self._own_consumers
+            if name != present and not is_temporary_name(name) and name == own_name(app, name[-8:])
+        ]
+        if left:
+            found = f"left by an earlier application {app!r}: {', '.join(left)}"
+            advice = f"anabranch streams consumers rm {self._stream} {' '.join(left)}"
+            self._report(Finding("consumers", "warn", found, advice))
+
+
+async def _reading(
+    stream: StreamName, shard_id: str, client: "KinesisClient", calls: "BotocoreCalls"
+) -> tuple[bool, Finding]:
+    """Also checks whether the service supports dry runs. If not, a dry run of PutRecord would write a record."""
+    operation = "GetShardIterator"
+    supports_dry_runs = False
+    try:
+        supports_dry_runs = await _dry_run(stream, calls, operation, ShardId=shard_id, ShardIteratorType="LATEST")
+        iterator = await client.get_shard_iterator(stream, shard_id, StartingPosition("LATEST"))
+        operation = "GetRecords"
+        await client.get_records(stream, iterator, limit=1)
+    except AnabranchError as error:
+        return supports_dry_runs, _failure("reading", operation, error)
+    allowed = "DescribeStreamSummary, ListShards, GetShardIterator and GetRecords are allowed"
+    return supports_dry_runs, Finding("reading", "ok", allowed)
+
+
+async def _writing(stream: StreamName, calls: "BotocoreCalls") -> Finding:
+    try:
+        confirmed = await _dry_run(stream, calls, "PutRecord", Data=b"dry run", PartitionKey="doctor")
+    except AnabranchError as error:
+        return _failure("writing", "PutRecord", error)
+    if not confirmed:
+        return Finding(
+            "writing", "warn", "the service did not confirm the dry run of PutRecord",
+            "it may have written one record with the partition key 'doctor'",
+        )  # fmt: skip
+    return Finding("writing", "ok", "PutRecord is allowed (dry run: nothing was written)")
+
+
+async def _dry_run(stream: StreamName, calls: "BotocoreCalls", operation: str, **parameters: Any) -> bool:
+    """True if the service confirmed the dry run; False if it does not support dry runs."""
+    from anabranch._wire.bodies import stream_members
+
+    try:
+        await calls.call(operation, DryRun=True, **parameters, **stream_members(stream))
+    except InvalidRequestError as error:
+        if error.code == "DryRunOperationException":
+            return True
+        if error.code not in {"ParamValidation", "ValidationException", "SerializationException"}:
             raise
-        return False
+    return False
+
+
+async def _application_state(store: "LeaseStore", row: "AppRow") -> Finding:
+    if row.place == "moved":
+        moved = f"application {row.app!r} was moved to {row.other_url}"
+        return Finding("store", "warn", moved, "pass the URL of that store")
+    if row.place != "here":
+        way = f"to {row.other_url}" if row.place == "leaving" else f"from {row.other_url}"
+        found = f"application {row.app!r} is being copied {way}, and no worker can start"
+        return Finding("store", "warn", found, "repeat `anabranch apps copy` until it is complete")
+    members = (await store.poll()).members
+    return Finding("store", "ok", f"{store} responds; application {row.app!r} has {counted(len(members), 'member')}")
 
 
 async def _store_latency(store: "LeaseStore") -> Finding:
@@ -343,12 +331,10 @@ async def _table_findings(store: "DynamoDbLeaseStore") -> list[Finding]:
     else:
         allowed = "DescribeTable, GetItem, Query, PutItem, UpdateItem and DeleteItem are allowed (nothing was written)"
         found.append(Finding("table", "ok", allowed))
-    protected, recoverable = description.get("DeletionProtectionEnabled"), await table.is_recoverable()
-    off = [
-        name
-        for name, on in (("deletion protection", protected), ("point-in-time recovery", recoverable))
-        if on is False or (on is None and name == "deletion protection")
-    ]
+    off = [] if description.get("DeletionProtectionEnabled") else ["deletion protection"]
+    recoverable = await table.is_recoverable()
+    if recoverable is False:
+        off.append("point-in-time recovery")
     if off:
         found.append(Finding("protection", "warn", f"{' and '.join(off)} is off", "enable it for this table"))
     elif recoverable is None:
@@ -361,28 +347,22 @@ async def _table_findings(store: "DynamoDbLeaseStore") -> list[Finding]:
 
 async def _redis_findings(store: "RedisLeaseStore") -> list[Finding]:
     server = await store.server()
-    found = []
-    if losses := server.losses():
-        durability = Finding("durability", "fail", "; ".join(losses), "change that, or add ?durability=accept_loss")
-        if store.accepts_loss:
-            durability = msgspec.structs.replace(
-                durability, state="warn", advice="the URL accepts this (?durability=accept_loss)"
-            )
-        found.append(durability)
-    else:
+    losses = "; ".join(server.losses())
+    if not losses:
         kept = f"appendonly is on (appendfsync {server.appendfsync}), and nothing is evicted"
-        found.append(Finding("durability", "ok", kept))
+        durability = Finding("durability", "ok", kept)
+    elif store.accepts_loss:
+        durability = Finding("durability", "warn", losses, "the URL accepts this (?durability=accept_loss)")
+    else:
+        durability = Finding("durability", "fail", losses, "change that, or add ?durability=accept_loss")
     count = f"Redis {server.version} has {counted(server.replicas, 'replica')}; {store.replicas} must acknowledge"
     if server.replicas < store.replicas:
-        found.append(
-            Finding("replicas", "fail", count, "no write can be acknowledged: add replicas, or lower ?replicas=")
-        )
-    elif server.replicas and not store.replicas:
+        advice = "no write can be acknowledged: add replicas, or lower ?replicas="
+        return [durability, Finding("replicas", "fail", count, advice)]
+    if server.replicas and not store.replicas:
         advice = "if a replica may become the primary, write ?replicas= with their number"
-        found.append(Finding("replicas", "warn", count, advice))
-    else:
-        found.append(Finding("replicas", "ok", count))
-    return found
+        return [durability, Finding("replicas", "warn", count, advice)]
+    return [durability, Finding("replicas", "ok", count)]
 
 
 async def _bucket_finding(store: "S3LeaseStore") -> Finding:
@@ -412,27 +392,27 @@ async def _endpoint(address: "ServiceAddress") -> tuple[Finding, Finding]:
         advice = "AWS needs internet access, a proxy or a VPC endpoint; anabranch serve starts a local endpoint"
         clock = Finding("clock", "skip", "needs an endpoint that responds")
         return Finding("endpoint", "fail", one_line(error), advice), clock
-    time = f"{where} responds in {answer.round_trip_ms} ms, including the time to connect"
+    speed = f"{where} responds in {answer.round_trip_ms} ms, including the time to connect"
     if answer.round_trip_ms > _SLOW_RESPONSE_MS:
-        found = Finding("endpoint", "warn", time, "check the region and the network")
+        found = Finding("endpoint", "warn", speed, "check the region and the network")
     else:
-        found = Finding("endpoint", "ok", time)
+        found = Finding("endpoint", "ok", speed)
     return found, _clock(answer.clock_ahead_ms)
 
 
 def _clock(ahead_ms: int | None) -> Finding:
     if ahead_ms is None:
         return Finding("clock", "skip", "the response has no Date header")
-    off = f"{abs(ahead_ms) / 1000:.1f} s {'ahead of' if ahead_ms > 0 else 'behind'} the service's clock"
     if abs(ahead_ms) <= _CLOCK_SKEW_WARNING_MS:
         return Finding("clock", "ok", "in sync with the service's clock")
+    off = f"{abs(ahead_ms) / 1000:.1f} s {'ahead of' if ahead_ms > 0 else 'behind'} the service's clock"
     advice = "synchronize it with NTP (chrony, systemd-timesyncd)"
     if abs(ahead_ms) < _CLOCK_SKEW_MAX_MS:
         return Finding("clock", "warn", off, advice)
     return Finding("clock", "fail", off, f"{advice}: AWS rejects signatures that are more than five minutes off")
 
 
-async def _limits(control: Any) -> Finding:
+async def _limits(control: "KinesisControl") -> Finding:
     try:
         limits = await control.describe_limits()
     except AnabranchError as error:
@@ -441,9 +421,8 @@ async def _limits(control: Any) -> Finding:
     if limits.on_demand_stream_count_max is not None:
         counts += f", {limits.on_demand_stream_count} of {limits.on_demand_stream_count_max} on-demand streams"
     if limits.open_shard_count >= _QUOTA_WARNING_SHARE * limits.shard_count_max:
-        return Finding(
-            "limits", "warn", counts, "request a higher quota before you split shards (Service Quotas, Kinesis)"
-        )
+        advice = "request a higher quota before you split shards (Service Quotas, Kinesis)"
+        return Finding("limits", "warn", counts, advice)
     return Finding("limits", "ok", counts)
 
 
@@ -496,12 +475,11 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    checkup = Checkup(aws_from(arguments), stream=arguments.stream, app=arguments.app, leases=arguments.leases)
-    console = None if arguments.json else make_console()
-    findings = asyncio.run(_run_checks(checkup, console))
+    checkup = Checkup(arguments, None if arguments.json else make_console())
+    asyncio.run(checkup.run())
     if arguments.json:
-        print_json(findings)
-    return FAILED if any(finding.state == "fail" for finding in findings) else DONE
+        print_json(checkup.findings)
+    return FAILED if any(finding.state == "fail" for finding in checkup.findings) else DONE
 
 
 def _print(finding: Finding, console: "Console") -> None:
@@ -512,13 +490,3 @@ def _print(finding: Finding, console: "Console") -> None:
     line = styled("").append(f"{finding.state:<5}", _STYLES[finding.state]).append(f"{finding.check:<12}", "bold")
     for shown in (line.append(first.removeprefix(indent)), *map(styled, others)):
         console.print(shown, soft_wrap=True)
-
-
-async def _run_checks(checkup: Checkup, console: "Console | None") -> list[Finding]:
-    """Prints each finding immediately, because some checks are slow."""
-    findings: list[Finding] = []
-    async for finding in checkup.findings():
-        findings.append(finding)
-        if console is not None:
-            _print(finding, console)
-    return findings

@@ -8,11 +8,9 @@ impossible request is refused; the error lists what is possible.
 import argparse
 import sys
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
-
-import msgspec
 
 from anabranch._cli.connection import Connection, connect, wait_until_resharded
 from anabranch._cli.options import (
@@ -53,32 +51,21 @@ if TYPE_CHECKING:
 # drawing
 
 
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """The characters to draw with."""
-
-    filled: str
-    empty: str
-    branch: str
-    last_branch: str
-    trunk: str
-
-
-UNICODE: Final = Drawing(filled="█", empty="·", branch="├─", last_branch="└─", trunk="│ ")
-ASCII: Final = Drawing(filled="#", empty=".", branch="|-", last_branch="`-", trunk="| ")
 _SPACE: Final = HASH_KEY_MAX + 1
+_ASCII: Final = str.maketrans("█·├└│─", "#.|`|-")
 
 
-def drawing_of(console: "Console") -> Drawing:
-    return UNICODE if console.encoding.lower().startswith("utf") else ASCII
+def _drawn(text: str, console: "Console") -> str:
+    """The text in characters that the console can show."""
+    return text if console.encoding.lower().startswith("utf") else text.translate(_ASCII)
 
 
-def range_bar(hash_key_range: HashKeyRange, width: int, drawing: Drawing) -> str:
+def range_bar(hash_key_range: HashKeyRange, width: int) -> str:
     """The hash space as `width` cells with this range filled. Neighbours touch, and no range is too small to see."""
     start, end = (round(border * width / _SPACE) for border in (hash_key_range.start, hash_key_range.end + 1))
     start = min(start, width - 1)
     end = max(end, start + 1)
-    return drawing.empty * start + drawing.filled * (end - start) + drawing.empty * (width - end)
+    return "·" * start + "█" * (end - start) + "·" * (width - end)
 
 
 def share(hash_key_range: HashKeyRange) -> str:
@@ -98,7 +85,7 @@ class LineageRow:
     """Already drawn in full under its other parent."""
 
 
-def lineage(shards: Iterable[Shard], drawing: Drawing) -> list[LineageRow]:
+def lineage(shards: Iterable[Shard]) -> list[LineageRow]:
     """Depth first; siblings in the order of their hash ranges."""
     by_id = {shard.shard_id: shard for shard in sorted(shards, key=_place)}
     children: dict[str, list[Shard]] = {}
@@ -112,14 +99,14 @@ def lineage(shards: Iterable[Shard], drawing: Drawing) -> list[LineageRow]:
     waiting = [(root, "", "", True) for root in reversed(roots)]
     while waiting:
         shard, parent, before, is_last = waiting.pop()
-        guides = "" if not parent else before + (drawing.last_branch if is_last else drawing.branch)
+        guides = "" if not parent else before + ("└─" if is_last else "├─")
         others = [other for other in shard.parent_shard_ids if parent and other != parent]
         is_repeated = shard.shard_id in drawn
         rows.append(LineageRow(shard, guides, others[0] if others else None, is_repeated))
         if is_repeated:
             continue
         drawn.add(shard.shard_id)
-        below = "" if not parent else before + ("  " if is_last else drawing.trunk)
+        below = "" if not parent else before + ("  " if is_last else "│ ")
         siblings = children.get(shard.shard_id, [])
         for position, child in enumerate(reversed(siblings)):
             waiting.append((child, shard.shard_id, below, position == 0))
@@ -168,13 +155,12 @@ def _show(arguments: argparse.Namespace) -> int:
         return DONE
     show(f"{summary.name}: {summary.status}, {len(open_shards)} open of {counted(len(shards), 'shard')}")
     console = make_console()
-    drawing = drawing_of(console)
-    rows = [LineageRow(shard, "") for shard in open_shards] if arguments.open else lineage(shards, drawing)
+    rows = [LineageRow(shard, "") for shard in open_shards] if arguments.open else lineage(shards)
     name_columns = max((len(row.guides) + len(row.shard.shard_id) for row in rows), default=0)
     narrowest, widest = _BAR_CELLS
     cells = max(narrowest, min(widest, console.width - name_columns - _OTHER_COLUMNS))
     headings = ("SHARD", "HASH RANGE", "SHARE", "STATE")
-    print_table(headings, [_cells(row, cells, drawing) for row in rows], right=("SHARE",), console=console)
+    print_table(headings, [_cells(row, cells, console) for row in rows], right=("SHARE",), console=console)
     return DONE
 
 
@@ -192,12 +178,12 @@ def _document(shard: Shard) -> dict[str, Any]:
     }
 
 
-def _cells(row: LineageRow, bar_cells: int, drawing: Drawing) -> tuple["Text | str", ...]:
+def _cells(row: LineageRow, bar_cells: int, console: "Console") -> tuple["Text | str", ...]:
     shard = row.shard
-    name = styled("").append(row.guides, "dim").append(shard.shard_id, "" if shard.is_open else "dim")
+    name = styled("").append(_drawn(row.guides, console), "dim").append(shard.shard_id, "" if shard.is_open else "dim")
     if row.is_repeated:
         return name, styled(f"above, under {row.other_parent}", "dim"), "", ""
-    bar = styled(range_bar(shard.hash_key_range, bar_cells, drawing), "green" if shard.is_open else "dim")
+    bar = styled(_drawn(range_bar(shard.hash_key_range, bar_cells), console), "green" if shard.is_open else "dim")
     return name, bar, share(shard.hash_key_range), "open" if shard.is_open else "closed"
 
 
@@ -284,85 +270,40 @@ def _partition_keys(given: Sequence[str]) -> Iterator[str]:
 _OPEN_SHOWN_MAX: Final = 6
 
 
-class Scale(msgspec.Struct, frozen=True):
-    before: int
-    after: int
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call that changes the shards of a stream."""
 
-    def __str__(self) -> str:
-        return f"UpdateShardCount {self.before} -> {self.after}"
-
-    async def perform(self, control: "KinesisControl", stream: StreamName) -> None:
-        await control.update_shard_count(stream, self.after)
-
-    def count_after(self, _: int) -> int:
-        return self.after
-
-    @property
-    def ranges(self) -> list[tuple[str, HashKeyRange]]:
-        """The hash ranges that change, each with its name in the drawing. Uniform scaling needs no drawing."""
-        return []
+    text: str
+    """The call, as the plan shows it."""
+    count_before: int
+    count_after: int
+    perform: Callable[["KinesisControl", StreamName], Coroutine[Any, Any, None]]
+    ranges: Sequence[tuple[str, HashKeyRange]] = ()
+    """The hash ranges that change, each with its name in the drawing. Even scaling needs no drawing."""
 
 
-class Split(msgspec.Struct, frozen=True):
-    shard: Shard
-    new_starting_hash_key: int
-
-    def __str__(self) -> str:
-        return f"SplitShard {self.shard.shard_id} at hash key {self.new_starting_hash_key}"
-
-    async def perform(self, control: "KinesisControl", stream: StreamName) -> None:
-        await control.split_shard(stream, self.shard.shard_id, self.new_starting_hash_key)
-
-    def count_after(self, before: int) -> int:
-        return before + 1
-
-    @property
-    def ranges(self) -> list[tuple[str, HashKeyRange]]:
-        start, end = self.shard.hash_key_range
-        low, high = HashKeyRange(start, self.new_starting_hash_key - 1), HashKeyRange(self.new_starting_hash_key, end)
-        return [(self.shard.shard_id, self.shard.hash_key_range), ("  becomes", low), ("  and", high)]
-
-
-class Merge(msgspec.Struct, frozen=True):
-    lower: Shard
-    upper: Shard
-
-    def __str__(self) -> str:
-        return f"MergeShards {self.lower.shard_id} and {self.upper.shard_id}"
-
-    async def perform(self, control: "KinesisControl", stream: StreamName) -> None:
-        await control.merge_shards(stream, self.lower.shard_id, self.upper.shard_id)
-
-    def count_after(self, before: int) -> int:
-        return before - 1
-
-    @property
-    def ranges(self) -> list[tuple[str, HashKeyRange]]:
-        low, high = self.lower.hash_key_range, self.upper.hash_key_range
-        merged = HashKeyRange(low.start, high.end)
-        return [(self.lower.shard_id, low), (self.upper.shard_id, high), ("  become", merged)]
-
-
-Step = Scale | Split | Merge
-
-
-def plan_scale(present: int, target: int) -> list[Scale]:
+def plan_scale(start: int, target: int) -> list[Step]:
     """The fewest calls that reach the target; empty if already there."""
-    steps: list[Scale] = []
-    start = present
+    steps: list[Step] = []
+    present = start
     while present != target:
-        following = min(target, present * 2) if target > present else max(target, -(-present // 2))
-        steps.append(Scale(present, following))
-        present = following
+        steps.append(_scaling(present, min(target, present * 2) if target > present else max(target, -(-present // 2))))
+        present = steps[-1].count_after
     if len(steps) > UPDATE_SHARD_COUNT_PER_DAY:
         raise ConfigurationError(
             f"from {start} to {target} shards takes {len(steps)} calls, and AWS allows {UPDATE_SHARD_COUNT_PER_DAY} "
-            f"in 24 hours: scale to {steps[UPDATE_SHARD_COUNT_PER_DAY - 1].after} first"
+            f"in 24 hours: scale to {steps[UPDATE_SHARD_COUNT_PER_DAY - 1].count_after} first"
         )
     return steps
 
 
-def plan_split(shards: Sequence[Shard], shard_id: str, new_starting_hash_key: int | None) -> Split:
+def _scaling(before: int, after: int) -> Step:
+    text = f"UpdateShardCount {before} -> {after}"
+    return Step(text, before, after, lambda control, stream: control.update_shard_count(stream, after))
+
+
+def plan_split(shards: Sequence[Shard], shard_id: str, new_starting_hash_key: int | None) -> Step:
     """Defaults to the middle. AWS requires at least two hash keys in each child."""
     shard = _find_open(shards, shard_id)
     start, end = shard.hash_key_range
@@ -374,10 +315,21 @@ def plan_split(shards: Sequence[Shard], shard_id: str, new_starting_hash_key: in
             if end - start > 2
             else f"{shard_id} holds {shard.hash_key_range.size} hash keys, too few to be split"
         )
-    return Split(shard, key)
+    count = len(open_in_order(shards))
+    return Step(
+        f"SplitShard {shard_id} at hash key {key}",
+        count,
+        count + 1,
+        lambda control, stream: control.split_shard(stream, shard_id, key),
+        [
+            (shard_id, shard.hash_key_range),
+            ("  becomes", HashKeyRange(start, key - 1)),
+            ("  and", HashKeyRange(key, end)),
+        ],
+    )
 
 
-def plan_merge(shards: Sequence[Shard], first_id: str, second_id: str) -> Merge:
+def plan_merge(shards: Sequence[Shard], first_id: str, second_id: str) -> Step:
     """The shards may be given in any order."""
     if first_id == second_id:
         raise ConfigurationError(f"a merge needs two different shards; {first_id} was passed twice")
@@ -392,7 +344,19 @@ def plan_merge(shards: Sequence[Shard], first_id: str, second_id: str) -> Merge:
             f"{first_id} and {second_id} are not adjacent: "
             + (f"{first_id} can be merged with {' or '.join(neighbours)}" if neighbours else "it has no open neighbour")
         )
-    return Merge(*open_in_order([first, second]))
+    lower, upper = open_in_order([first, second])
+    count = len(open_in_order(shards))
+    return Step(
+        f"MergeShards {lower.shard_id} and {upper.shard_id}",
+        count,
+        count - 1,
+        lambda control, stream: control.merge_shards(stream, lower.shard_id, upper.shard_id),
+        [
+            (lower.shard_id, lower.hash_key_range),
+            (upper.shard_id, upper.hash_key_range),
+            ("  become", HashKeyRange(lower.hash_key_range.start, upper.hash_key_range.end)),
+        ],
+    )
 
 
 def _find_open(shards: Sequence[Shard], shard_id: str) -> Shard:
@@ -447,16 +411,17 @@ def _reshard(arguments: argparse.Namespace) -> int:
         if steps:
             confirm("Go on?", yes=arguments.yes)
         for number, step in enumerate(steps, 1):
-            before, expected = after.open_shard_count, step.count_after(after.open_shard_count)
             connection.run(step.perform(connection.control, stream))
             with progress(f"step {number} of {len(steps)}") as report:
-                after = connection.run(wait_until_resharded(connection, stream, report, before=before, after=expected))
+                after = connection.run(
+                    wait_until_resharded(connection, stream, report, before=step.count_before, after=step.count_after)
+                )
         shards = connection.run(connection.shards(stream, AT_LATEST))
     if arguments.json:
         print_json(
             {
                 "stream": summary.name,
-                "steps": [str(step) for step in steps],
+                "steps": [step.text for step in steps],
                 "open_shard_count_before": summary.open_shard_count,
                 "open_shard_count": len(shards),
                 "open_shard_ids": [shard.shard_id for shard in shards],
@@ -478,7 +443,7 @@ def _check_changeable(summary: "StreamSummary") -> None:
         raise CommandFailed(f"{summary.name} is {summary.status}: wait until it is ACTIVE, and try again")
 
 
-def _plan(arguments: argparse.Namespace, connection: Connection, summary: "StreamSummary") -> Sequence[Step]:
+def _plan(arguments: argparse.Namespace, connection: Connection, summary: "StreamSummary") -> list[Step]:
     if arguments.to is not None:
         return plan_scale(summary.open_shard_count, arguments.to)
     shards = connection.run(connection.shards(arguments.stream))
@@ -495,15 +460,12 @@ def _show_plan(summary: "StreamSummary", steps: Sequence[Step]) -> None:
         return
     say(f"{summary.name} has {count}; the plan:")
     for number, step in enumerate(steps, 1):
-        say(f"  {number}. {step}")
-    scalings = sum(isinstance(step, Scale) for step in steps)
-    if scalings > 1:
+        say(f"  {number}. {step.text}")
+    if len(steps) > 1:
         say("AWS at most doubles or halves the shards in one call.")
-    if scalings:
-        say(f"AWS allows {UPDATE_SHARD_COUNT_PER_DAY} such calls in 24 hours; the plan makes {scalings}.")
+    ranges = [named for step in steps for named in step.ranges]
+    if not ranges:
+        say(f"AWS allows {UPDATE_SHARD_COUNT_PER_DAY} such calls in 24 hours; the plan makes {len(steps)}.")
     console = make_console(stderr=True)
-    drawing = drawing_of(console)
-    rows = [
-        (name, range_bar(keys, _PLAN_BAR_CELLS, drawing), share(keys)) for step in steps for name, keys in step.ranges
-    ]
+    rows = [(name, _drawn(range_bar(keys, _PLAN_BAR_CELLS), console), share(keys)) for name, keys in ranges]
     print_table(("", "", ""), rows, console=console)

@@ -12,14 +12,16 @@ from anabranch.errors import ConfigurationError
 @given(st.integers(1, 500), st.integers(1, 500))
 def test_every_step_at_most_doubles_or_halves_and_the_last_one_arrives(present, target):
     steps = plan_scale(present, target)
-    assert [step.before for step in steps] == [present, *(step.after for step in steps)][: len(steps)]
-    assert all(step.before <= 2 * step.after and step.after <= 2 * step.before for step in steps)
-    assert (steps[-1].after if steps else present) == target
+    assert [step.count_before for step in steps] == [present, *(step.count_after for step in steps)][: len(steps)]
+    assert all(
+        step.count_before <= 2 * step.count_after and step.count_after <= 2 * step.count_before for step in steps
+    )
+    assert (steps[-1].count_after if steps else present) == target
 
 
 def test_no_step_more_than_needed():
-    assert [step.after for step in plan_scale(3, 20)] == [6, 12, 20]
-    assert [step.after for step in plan_scale(16, 3)] == [8, 4, 3]
+    assert [step.count_after for step in plan_scale(3, 20)] == [6, 12, 20]
+    assert [step.count_after for step in plan_scale(16, 3)] == [8, 4, 3]
 
 
 def test_more_calls_than_a_day_allows_are_refused():
@@ -43,7 +45,7 @@ def test_a_shard_of_a_few_hash_keys_cannot_be_split(size):
 def test_a_shard_is_split_where_the_service_allows_it(key, is_allowed):
     shard = shard_of(10, 20)
     if is_allowed:
-        assert plan_split([shard], shard.shard_id, key).new_starting_hash_key == key
+        assert plan_split([shard], shard.shard_id, key).text.endswith(f"at hash key {key}")
     else:
         with pytest.raises(ConfigurationError, match="above 11 and below 20"):
             plan_split([shard], shard.shard_id, key)

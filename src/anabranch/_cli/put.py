@@ -5,9 +5,7 @@ import asyncio
 import logging
 import os
 import sys
-import threading
 import time
-from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -23,7 +21,8 @@ from anabranch._cli.options import (
     hash_key_argument,
     partition_key_argument,
 )
-from anabranch._cli.output import DONE, FAILED, counted, flush, json_text, say, show, show_lines
+from anabranch._cli.output import DONE, FAILED, counted, flush, json_text, say, show
+from anabranch._daemon_threads import DaemonThreads
 from anabranch._model.hash_keys import check_partition_key
 from anabranch._model.streams import BEFORE_FIRST_SUB, StreamName
 from anabranch.errors import ConfigurationError, DeliveryFailed
@@ -36,20 +35,14 @@ if TYPE_CHECKING:
 
 
 _CHUNK_BYTES: Final = 1 << 16
-_CHUNKS_AHEAD_MAX: Final = 4
+_PENDING_MAX: Final = 20_000
 
 
 async def input_lines(descriptor: int) -> AsyncIterator[bytes]:
-    """Yields lines without their line ends. A thread reads: standard input may block."""
-    chunks: asyncio.Queue[bytes] = asyncio.Queue()
-    free_slots = threading.Semaphore(_CHUNKS_AHEAD_MAX)
-    loop = asyncio.get_running_loop()
-    threading.Thread(
-        target=_read_chunks, args=(descriptor, loop, chunks, free_slots), daemon=True, name="anabranch-input"
-    ).start()
+    """Yields lines without their line ends. A thread reads, because standard input may block."""
+    loop, thread = asyncio.get_running_loop(), DaemonThreads(1, "anabranch-input")
     rest = bytearray()
-    while chunk := await chunks.get():
-        free_slots.release()
+    while chunk := await loop.run_in_executor(thread, _read, descriptor):
         first, *others = chunk.split(b"\n")
         rest += first
         if others:
@@ -63,24 +56,11 @@ async def input_lines(descriptor: int) -> AsyncIterator[bytes]:
         yield bytes(rest)
 
 
-def _read_chunks(
-    descriptor: int, loop: asyncio.AbstractEventLoop, chunks: "asyncio.Queue[bytes]", free_slots: threading.Semaphore
-) -> None:
-    """Runs in the thread. An empty chunk means end of input."""
-    chunk = b" "
-    while chunk:
-        free_slots.acquire()
-        try:
-            chunk = os.read(descriptor, _CHUNK_BYTES)
-        except OSError:  # the terminal is gone
-            chunk = b""
-        try:
-            loop.call_soon_threadsafe(chunks.put_nowait, chunk)
-        except RuntimeError:  # the loop is closed
-            return
-
-
-_PENDING_MAX: Final = 20_000
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, _CHUNK_BYTES)
+    except OSError:  # the terminal is gone
+        return b""
 
 
 class PutOutcomes:
@@ -93,48 +73,41 @@ class PutOutcomes:
         self._is_quiet = is_quiet
         self._as_json = as_json
         self._started = time.monotonic()
-        self._pending: deque[tuple[str, Delivery]] = deque()
-        self._added = asyncio.Event()
+        self._pending: asyncio.Queue[tuple[str, Delivery] | None] = asyncio.Queue(_PENDING_MAX)
 
     async def add(self, source: str, delivery: "Delivery") -> None:
-        self._pending.append((source, delivery))
-        self._added.set()
-        if len(self._pending) >= _PENDING_MAX:
-            await self._pending[0][1]
-            self.print_done()
-
-    async def follow(self) -> None:
-        """Prints each outcome as it arrives. Runs until cancelled."""
-        while True:
-            await self.print_all()
-            self._added.clear()
-            await self._added.wait()
-
-    async def print_all(self) -> None:
-        while self._pending:
-            await self._pending[0][1]
-            self.print_done()
+        await self._pending.put((source, delivery))
 
     def add_invalid(self, source: str, error: ValueError) -> None:
         self.failed_count += 1
         say(f"{source} was not written: {error}")
 
-    def print_done(self) -> None:
-        while self._pending and self._pending[0][1].done():
-            source, delivery = self._pending.popleft()
-            result = delivery.result()
-            if result.delivered:
-                self._delivered_count += 1
-                self._shard_ids.add(result.shard_id or "")
-            else:
-                self.failed_count += 1
-                outcome = "may or may not have been written" if result.maybe_written else "was not written"
-                say(f"{source}, with partition key {result.partition_key!r}, {outcome}: {result.error}")
-            if self._as_json:
-                show_lines([json_text(_document(result))])
-            elif result.delivered and not self._is_quiet:
-                show(f"{result.shard_id}  {_position(result)}  {result.partition_key}")
-        flush()  # Python buffers output to a pipe
+    async def end(self) -> None:
+        """No more records follow."""
+        await self._pending.put(None)
+
+    async def print_all(self) -> None:
+        """Prints each outcome as it arrives, until the end."""
+        while (pending := await self._pending.get()) is not None:
+            source, delivery = pending
+            if not delivery.done():
+                flush()  # Python buffers output to a pipe
+            self._print(source, await delivery)
+            if self._pending.empty():
+                flush()
+
+    def _print(self, source: str, result: "PutResult") -> None:
+        if result.delivered:
+            self._delivered_count += 1
+            self._shard_ids.add(result.shard_id or "")
+        else:
+            self.failed_count += 1
+            outcome = "may or may not have been written" if result.maybe_written else "was not written"
+            say(f"{source}, with partition key {result.partition_key!r}, {outcome}: {result.error}")
+        if self._as_json:
+            show(json_text(_document(result)))
+        elif result.delivered and not self._is_quiet:
+            show(f"{result.shard_id}  {_position(result)}  {result.partition_key}")
 
     def summarize(self) -> None:
         seconds = time.monotonic() - self._started
@@ -234,19 +207,19 @@ async def _put_all(arguments: argparse.Namespace, producer: "Producer[bytes]", o
     pace = _Pace(arguments.rate)
     try:
         async with producer, asyncio.TaskGroup() as tasks:
-            printer = tasks.create_task(outcomes.follow())
+            printer = tasks.create_task(outcomes.print_all())
             try:
                 async for source, data in _inputs(arguments.data):
                     await pace.wait()
                     await _put(producer, data, source, arguments, outcomes)
-                await outcomes.print_all()
             except asyncio.CancelledError:
-                with suppress(DeliveryFailed):  # each failure is printed below
+                with suppress(DeliveryFailed):  # each failure is printed
                     await producer.close(deadline=_INTERRUPT_DEADLINE_SECONDS)
-                outcomes.print_done()
                 raise
             finally:
-                printer.cancel()
+                if not printer.done():  # it ends early if standard output is closed or full
+                    await outcomes.end()
+                    await printer
     except BaseExceptionGroup as group:  # from the task group; only one task fails
         raise group.exceptions[0] from None
 

@@ -2,7 +2,10 @@
 
 import argparse
 import datetime as dt
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from anabranch._cli.connection import connect, wait_until_active, wait_until_deleted
 from anabranch._cli.options import (
@@ -31,8 +34,6 @@ from anabranch.errors import ConfigurationError
 from anabranch.limits import MIB, RETENTION_HOURS_MAX, RETENTION_HOURS_MIN
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from anabranch._wire.messages import ConsumerDescription, StreamSummary
 
 _EXAMPLES: Final = """\
@@ -87,28 +88,32 @@ def add_streams(parser: argparse.ArgumentParser) -> None:
 def _ls(arguments: argparse.Namespace) -> int:
     with connect(arguments) as connection:
         streams = connection.run(connection.control.list_streams())
-    if arguments.json:
-        print_json(
-            [
-                {
-                    "name": stream.name,
-                    "arn": stream.arn,
-                    "status": stream.status,
-                    "stream_mode": stream.stream_mode,
-                    "created": _time(stream.created_seconds),
-                }
-                for stream in streams
-            ]
-        )
-    elif streams:
-        rows = [
-            (stream.name, _status(stream.status), stream.stream_mode or "-", _time(stream.created_seconds) or "-")
-            for stream in streams
-        ]
-        print_table(("STREAM", "STATUS", "MODE", "CREATED"), rows)
-    else:
+    found = [
+        {
+            "name": stream.name,
+            "arn": stream.arn,
+            "status": stream.status,
+            "stream_mode": stream.stream_mode,
+            "created": _time(stream.created_seconds),
+        }
+        for stream in streams
+    ]
+    shown = {"STREAM": "name", "STATUS": "status", "MODE": "stream_mode", "CREATED": "created"}
+    if not _print_listing(found, shown, as_json=arguments.json):
         say("no streams; create one with `anabranch streams create NAME`")
     return DONE
+
+
+def _print_listing(found: Sequence[dict[str, str | None]], shown: dict[str, str], *, as_json: bool) -> bool:
+    """As JSON or as a table of the fields `shown`, by heading. False if there is nothing to print."""
+    if as_json:
+        print_json(found)
+    elif found:
+        rows = [
+            [styled(one[name] or "-", _STYLES.get(one[name] or "", "")) for name in shown.values()] for one in found
+        ]
+        print_table(tuple(shown), rows)
+    return as_json or bool(found)
 
 
 def _create(arguments: argparse.Namespace) -> int:
@@ -143,7 +148,7 @@ def _describe(arguments: argparse.Namespace) -> int:
         [
             ("stream", summary.name),
             ("ARN", summary.arn),
-            ("status", _status(summary.status)),
+            ("status", styled(summary.status, _STYLES.get(summary.status, ""))),
             ("mode", summary.stream_mode),
             ("open shards", str(summary.open_shard_count)),
             ("retention", f"{summary.retention_hours} hours"),
@@ -186,7 +191,13 @@ def _consumers(arguments: argparse.Namespace) -> int:
         summary = connection.run(connection.summary(arguments.stream))
         found = {consumer.name: consumer for consumer in connection.run(connection.consumers(summary.arn))}
         if arguments.change == "ls":
-            _list_consumers(summary.name, list(found.values()), as_json=arguments.json)
+            documents = [
+                {"name": one.name, "arn": one.arn, "status": one.status, "created": _time(one.created_seconds)}
+                for one in found.values()
+            ]
+            shown = {"CONSUMER": "name", "STATUS": "status", "CREATED": "created"}
+            if not _print_listing(documents, shown, as_json=arguments.json):
+                say(f"{summary.name} has no fan-out consumers")
             return DONE
         if unknown := [name for name in names if name not in found]:
             known = ", ".join(found) or "none"
@@ -201,46 +212,11 @@ def _consumers(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _list_consumers(stream: str, consumers: list["ConsumerDescription"], *, as_json: bool) -> None:
-    if as_json:
-        print_json(
-            [
-                {
-                    "name": consumer.name,
-                    "arn": consumer.arn,
-                    "status": consumer.status,
-                    "created": _time(consumer.created_seconds),
-                }
-                for consumer in consumers
-            ]
-        )
-    elif consumers:
-        rows = [
-            (consumer.name, _status(consumer.status), _time(consumer.created_seconds) or "-") for consumer in consumers
-        ]
-        print_table(("CONSUMER", "STATUS", "CREATED"), rows)
-    else:
-        say(f"{stream} has no fan-out consumers")
-
-
 def _document(summary: "StreamSummary", consumers: list["ConsumerDescription"]) -> dict[str, Any]:
     """A stream as `create --json` and `describe --json` print it."""
-    return {
-        "name": summary.name,
-        "arn": summary.arn,
-        "status": summary.status,
-        "stream_mode": summary.stream_mode,
-        "open_shard_count": summary.open_shard_count,
-        "retention_hours": summary.retention_hours,
-        "record_bytes_max": summary.record_bytes_max,
-        "record_distribution": summary.record_distribution,
-        "created": _time(summary.created_seconds),
-        "consumers": [consumer.name for consumer in consumers],
-    }
-
-
-def _status(status: str | None) -> "Text":
-    return styled(status or "-", _STYLES.get(status or "", ""))
+    fields = msgspec.structs.asdict(summary)
+    created, _ = fields.pop("created_seconds"), fields.pop("server_seconds")
+    return fields | {"created": _time(created), "consumers": [consumer.name for consumer in consumers]}
 
 
 def _time(seconds: float | None) -> str | None:

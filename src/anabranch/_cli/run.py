@@ -25,6 +25,7 @@ from anabranch._cli.worker_health import FleetHealth, Worker, serve_to_parent
 from anabranch._engine.tasks import on_parent_exit
 from anabranch._http.server.http_server import HttpServer
 from anabranch.errors import AnabranchError, ConfigurationError, ConsumerFailedError, ShardStoppedError
+from anabranch.health import HealthApp
 from anabranch.logs import JsonFormatter
 
 if TYPE_CHECKING:
@@ -114,87 +115,68 @@ async def run_workers(command: Sequence[str], count: int, tell: Tell, health: tu
     loop = asyncio.get_running_loop()
     for number in _STOPPING:
         loop.add_signal_handler(number, workers.on_signal)
-    stack = contextlib.AsyncExitStack()
+    server: contextlib.AbstractAsyncContextManager[object] = contextlib.nullcontext()
+    if health is not None:
+        host, port = health
+        server = HttpServer(FleetHealth(workers.health).handle, host=host, port=port)
     try:
-        if health is not None:
-            await stack.enter_async_context(workers.serve_health(*health))
-        for _ in range(count):
-            await workers.start(command)
-        process_ids = ", ".join(str(pid) for pid in workers.process_ids)
-        tell(f"{counted(count, 'worker')}: processes {process_ids}", logging.INFO)
-        await workers.wait()
+        async with server:
+            for _ in range(count):
+                await workers.start(command, serves_health=health is not None)
+            process_ids = ", ".join(str(process.pid) for process in workers.processes)
+            tell(f"{counted(count, 'worker')}: processes {process_ids}", logging.INFO)
+            await workers.wait()
     finally:
-        await stack.aclose()
-        for number in _STOPPING:
-            loop.remove_signal_handler(number)
         await workers.kill()
         os.close(lifeline)
         os.close(write_end)
     return workers.code
 
 
-def _the_others(count: int) -> str:
-    return "the other one" if count == 1 else f"the other {count}"
-
-
 class _Workers:
     def __init__(self, lifeline: int, tell: Tell) -> None:
         self.code = 0
+        self.processes: list[asyncio.subprocess.Process] = []
+        self.health: list[Worker] = []
+        """In the order of the processes; empty if no health is served."""
         self._tell = tell
         self._lifeline = lifeline
-        self._processes: list[asyncio.subprocess.Process] = []
-        self._health: list[Worker] | None = None
-        """None: no health is served."""
         self._signal_count = 0
         self._stopping = False
 
-    @property
-    def process_ids(self) -> list[int]:
-        return [process.pid for process in self._processes]
-
-    async def start(self, command: Sequence[str]) -> None:
+    async def start(self, command: Sequence[str], *, serves_health: bool) -> None:
         if self._stopping:
             return
-        pipes, options = [self._lifeline], ["--lifeline", str(self._lifeline)]
-        worker = None
-        if self._health is not None:
-            worker = Worker(len(self._health))
-            self._health.append(worker)
-            pipes.append(worker.write_end)
-            options += ["--health-pipe", str(worker.write_end)]
+        pipes = {"--lifeline": self._lifeline}
+        if serves_health:
+            self.health.append(Worker(len(self.health)))
+            pipes["--health-pipe"] = self.health[-1].write_end
         process = await asyncio.create_subprocess_exec(
             *command,
-            *options,
-            pass_fds=pipes,
+            *(f"{option}={pipe}" for option, pipe in pipes.items()),
+            pass_fds=tuple(pipes.values()),
             stdin=asyncio.subprocess.DEVNULL,
             start_new_session=True,  # only the parent gets Ctrl-C, and forwards it
         )
-        self._processes.append(process)
-        if worker is not None:
-            worker.started()
-
-    def serve_health(self, host: str, port: int) -> HttpServer:
-        self._health = []
-        return HttpServer(FleetHealth(self._health).handle, host=host, port=port)
+        self.processes.append(process)
+        if serves_health:
+            self.health[-1].started()
 
     async def wait(self) -> None:
         async with asyncio.TaskGroup() as group:
-            for process in self._processes:
-                group.create_task(self._watch(process))
+            for number, process in enumerate(self.processes):
+                group.create_task(self._watch(process, self.health[number] if self.health else None))
 
-    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+    async def _watch(self, process: asyncio.subprocess.Process, worker: Worker | None) -> None:
         code = await process.wait()
-        if self._health is not None:
-            worker = self._health[self._processes.index(process)]
-            worker.has_ended = True
-            worker.close()
+        if worker is not None:
+            worker.end()
         if not code or (self._stopping and code in _STOPPED_WHILE_STARTING):
             return
-        exit_code = code if code > 0 else 128 - code  # the shell's exit code for a signal
-        self.code = self.code or exit_code
+        self.code = self.code or (code if code > 0 else 128 - code)  # after a signal, as shells do
         how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
-        left = sum(other.returncode is None for other in self._processes)
-        rest = f": its shards go to {_the_others(left)}" if left and not self._stopping else ""
+        left = sum(other.returncode is None for other in self.processes)
+        rest = f": its shards go to {counted(left, 'other worker')}" if left and not self._stopping else ""
         self._tell(f"worker process {process.pid} ended with {how}{rest}", logging.ERROR)
 
     def on_signal(self) -> None:
@@ -203,7 +185,7 @@ class _Workers:
 
     def _stop(self, number: signal.Signals) -> None:
         self._stopping = True
-        for process in self._processes:
+        for process in self.processes:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     process.send_signal(number)
@@ -211,7 +193,7 @@ class _Workers:
     async def kill(self) -> None:
         """Kills workers that still run when the command ends."""
         self._stop(signal.SIGKILL)
-        for process in self._processes:
+        for process in self.processes:
             await process.wait()
 
 
@@ -287,13 +269,12 @@ def _run(arguments: argparse.Namespace) -> int:
         health = None if port is None else (consumer.health_host, port)
         configure_logging(arguments.log, arguments.log_format)
         return asyncio.run(run_workers(command, arguments.workers, _tell_as(arguments.log_format), health))
-    if arguments.lifeline is not None:
-        on_parent_exit(arguments.lifeline, lambda: os.kill(os.getpid(), signal.SIGTERM))
     configure_logging(arguments.log, arguments.log_format)
     if arguments.lifeline is not None:
+        on_parent_exit(arguments.lifeline, lambda: os.kill(os.getpid(), signal.SIGTERM))
         consumer.health_port = None  # the parent serves it for all
     try:
-        return _outcome(_run_consumer(consumer, arguments.health_pipe), _tell_as(arguments.log_format))
+        return _outcome(asyncio.run(_run_consumer(consumer, arguments.health_pipe)), _tell_as(arguments.log_format))
     except AnabranchError as error:
         is_text = arguments.log_format == "text"
         if is_text and isinstance(error, ConsumerFailedError) and error.__cause__ is not None:
@@ -304,23 +285,15 @@ def _run(arguments: argparse.Namespace) -> int:
         return FAILED
 
 
-async def _run_as_worker(consumer: "Consumer[Any]", pipe: int) -> "StopReport":
-    from anabranch.health import HealthApp
-
-    server = await serve_to_parent(HealthApp(consumer), pipe)
+async def _run_consumer(consumer: "Consumer[Any]", health_pipe: int | None) -> "StopReport":
+    server = None if health_pipe is None else await serve_to_parent(HealthApp(consumer), health_pipe)
     try:
         return await consumer.run(handle_signals=True)
-    finally:
-        await server.stop()
-
-
-def _run_consumer(consumer: "Consumer[Any]", health_pipe: int | None = None) -> "StopReport":
-    try:
-        if health_pipe is not None:
-            return asyncio.run(_run_as_worker(consumer, health_pipe))
-        return asyncio.run(consumer.run(handle_signals=True))
     except ShardStoppedError as error:
         return error.report
+    finally:
+        if server is not None:
+            await server.stop()
 
 
 def _outcome(report: "StopReport", tell: Tell) -> int:

@@ -26,8 +26,8 @@ class Worker:
     def __init__(self, number: int) -> None:
         self.number = number
         self._read_end, self.write_end = os.pipe()
-        self.port: int | None = None
-        self.has_ended = False
+        self._port: int | None = None
+        self._has_ended = False
 
     def started(self) -> None:
         """The process has inherited its end of the pipe: waits for the port in the background."""
@@ -36,24 +36,29 @@ class Worker:
 
     def _on_port(self) -> None:
         text = os.read(self._read_end, 100)
-        self.close()
+        self._close()
         if text:
-            self.port = int(text)
+            self._port = int(text)
 
-    def close(self) -> None:
+    def end(self) -> None:
+        """The process has ended."""
+        self._has_ended = True
+        self._close()
+
+    def _close(self) -> None:
         if self._read_end >= 0:
             asyncio.get_running_loop().remove_reader(self._read_end)
             os.close(self._read_end)
             self._read_end = -1
 
     async def ask(self, path: str) -> "Asked":
-        if self.has_ended:
+        if self._has_ended:
             return Asked(self, None, "it has ended")
-        if self.port is None:
+        if self._port is None:
             return Asked(self, None, "it is starting")
         try:
             async with asyncio.timeout(ASK_SECONDS):
-                status, body = await _get(self.port, path)
+                status, body = await _get(self._port, path)
         except TimeoutError:
             return Asked(self, None, f"its health server did not answer within {ASK_SECONDS:g} s", is_away=False)
         except (OSError, ValueError, EOFError) as error:  # the process is ending: its server is closed

@@ -172,7 +172,7 @@ def test_the_others_continue_after_a_worker_was_killed_and_its_end_is_the_exit_c
         victim = int(process.stdout.readline().split()[0])
         os.kill(victim, signal.SIGKILL)
         assert process.stderr.readline() == (
-            f"worker process {victim} ended with SIGKILL: its shards go to the other one\n"
+            f"worker process {victim} ended with SIGKILL: its shards go to 1 other worker\n"
         )
         put(server, "two")
         texts = []

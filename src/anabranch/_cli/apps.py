@@ -3,7 +3,8 @@
 import argparse
 import asyncio
 import os
-from typing import TYPE_CHECKING, Final
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -90,12 +91,12 @@ def add_apps(parser: argparse.ArgumentParser) -> None:
     add_application_argument(show)
     skip = actions.add(
         "skip",
-        _skip,
+        _change,
         "skip a record that keeps failing",
         examples=["billing 3 49590338271490256608559692538361571095"],
     )
     resume = actions.add(
-        "resume", _resume, "retry the record at which a shard is stopped", examples=["billing shardId-000000000003"]
+        "resume", _change, "retry the record at which a shard is stopped", examples=["billing shardId-000000000003"]
     )
     for action in (skip, resume):
         add_application_argument(action)
@@ -152,29 +153,29 @@ def _ls(arguments: argparse.Namespace) -> int:
     elif found:
         rows = [
             (
-                application.app,
-                ", ".join(application.streams),
-                str(application.live_member_count),
-                str(application.unfinished_shard_count),
-                styled(str(application.stalled_shard_count), "red" if application.stalled_shard_count else ""),
-                lag(application.lag),
-                application.leases,
+                one.app,
+                ", ".join(one.streams),
+                str(one.live_member_count),
+                str(one.unfinished_shard_count),
+                styled(str(one.stalled_shard_count), "red" if one.stalled_shard_count else ""),
+                lag(one.lag),
+                one.leases,
             )
-            if application.error is None
-            else (application.app, "?", "?", "?", "?", "?", application.leases)
-            for application in found
+            if one.error is None
+            else (one.app, *"?????", one.leases)
+            for one in found
         ]
         headings = ("APP", "STREAMS", "WORKERS", "SHARDS", "STALLED", "BEHIND", "LEASES")
         print_table(headings, rows, right=("WORKERS", "SHARDS", "STALLED", "BEHIND"))
-        for application in found:
-            if application.error is not None:
-                say(f"{application.app}: {application.error}")
+        for one in found:
+            if one.error is not None:
+                say(f"{one.app}: {one.error}")
     else:
         from anabranch.stores.urls import shown_url
 
         place = shown_url(arguments.leases) if arguments.leases else "the lease files of this machine"
         say(f"no applications in {place}: Consumer(..., app=NAME) creates one")
-    return FAILED if any(application.error is not None for application in found) else DONE
+    return FAILED if any(one.error is not None for one in found) else DONE
 
 
 async def _list(leases: str | None) -> list[ListedApplicationDocument]:
@@ -220,10 +221,8 @@ def _show(arguments: argparse.Namespace) -> int:
         console.print(row)
     for command in commands[-_COMMANDS_SHOWN:]:
         what = " ".join(filter(None, (command.action, command.shard_id, command.position)))
-        text = (
-            f"{timestamp(command.requested_seconds)} {command.requested_by}: {what}: {command.state}"
-            f"{command.result and f', {command.result}'}"
-        )
+        outcome = ", ".join(filter(None, (command.state, command.result)))
+        text = f"{timestamp(command.requested_seconds)} {command.requested_by}: {what}: {outcome}"
         for line in wrapped(text, console, hanging="    "):
             show(line)
     return DONE
@@ -247,19 +246,16 @@ def _scale(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _skip(arguments: argparse.Namespace) -> int:
-    shard_id, position, stream = arguments.shard, arguments.position, arguments.stream
-    command = ask_application(arguments, lambda application: application.skip(shard_id, position, stream=stream))
-    return _print_result(arguments, command)
-
-
-def _resume(arguments: argparse.Namespace) -> int:
+def _change(arguments: argparse.Namespace) -> int:
+    """`skip` and `resume`."""
     shard_id, stream = arguments.shard, arguments.stream
-    command = ask_application(arguments, lambda application: application.resume(shard_id, stream=stream))
-    return _print_result(arguments, command)
 
+    def ask(application: "Application") -> "Coroutine[Any, Any, CommandResult]":
+        if arguments.action == "skip":
+            return application.skip(shard_id, arguments.position, stream=stream)
+        return application.resume(shard_id, stream=stream)
 
-def _print_result(arguments: argparse.Namespace, command: "CommandResult") -> int:
+    command = ask_application(arguments, ask)
     if arguments.json:
         print_json(command)
     elif command.state == "applied":
@@ -276,21 +272,19 @@ def _delete(arguments: argparse.Namespace) -> int:
         if error.code != "half_deleted":
             raise
         confirm(f"Delete the rows that an earlier deletion of {arguments.app!r} has left?", yes=arguments.yes)
-        ask_application(arguments, lambda application: application.delete())
-        show(f"{arguments.app}: deleted")
-        return DONE
-    confirm(
-        f"Delete application {status.app!r} (created {timestamp(status.created_seconds)}) and its checkpoints for "
-        f"{counted(len(status.shards), 'shard')} of {', '.join(status.streams) or 'no stream'}?",
-        yes=arguments.yes,
-    )
-    if live := status.live_members:
-        say(
-            f"waiting up to {max(member.expiry for member in live):.0f} s to see whether these workers still send "
-            f"heartbeats: {', '.join(member.worker_id for member in live)}"
+    else:
+        confirm(
+            f"Delete application {status.app!r} (created {timestamp(status.created_seconds)}) and its checkpoints for "
+            f"{counted(len(status.shards), 'shard')} of {', '.join(status.streams) or 'no stream'}?",
+            yes=arguments.yes,
         )
+        if live := status.live_members:
+            say(
+                f"waiting up to {max(member.expiry for member in live):.0f} s to see whether these workers still send "
+                f"heartbeats: {', '.join(member.worker_id for member in live)}"
+            )
     ask_application(arguments, lambda application: application.delete())
-    show(f"{status.app}: deleted")
+    show(f"{arguments.app}: deleted")
     return DONE
 
 

@@ -12,7 +12,6 @@ from anabranch._cli.output import DONE, clean, flush, json_text, make_console, o
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.live import Live
     from rich.text import Text
 
     from anabranch.application import Application
@@ -135,52 +134,38 @@ class Scroll:
 
 
 async def _draw(application: "Application", arguments: argparse.Namespace, console: "Console") -> None:
+    """Draws the status, and draws it again at each key."""
+    from rich.console import Group
     from rich.live import Live
 
     from anabranch._demo.keyboard import listen
     from anabranch.errors import LeaseStoreError
 
-    loop = asyncio.get_running_loop()
+    loop, scroll = asyncio.get_running_loop(), Scroll()
+    pressed, over = asyncio.Event(), asyncio.Event()
+
+    def on_key(key: str) -> None:
+        if key in {"q", "Q"}:
+            over.set()
+        scroll.on_key(key)
+        pressed.set()
+
     status: FleetStatus | None = None
-    with Live(console=console, screen=True, auto_refresh=False) as live:
-        screen = _Screen(console, live)
-        with listen(screen.on_key):
-            while not screen.is_over:
-                failure = None
-                try:
-                    status = await application.status(watch=_waits(arguments))
-                except LeaseStoreError as error:  # retried at the next update
-                    failure = styled(one_line(error), "red")
-                await screen.show(status, failure, loop.time() + arguments.interval)
-
-
-class _Screen:
-    """Draws a status, and draws it again at each key."""
-
-    def __init__(self, console: "Console", live: "Live") -> None:
-        self.is_over = False
-        self._console = console
-        self._live = live
-        self._scroll = Scroll()
-        self._pressed = asyncio.Event()
-
-    def on_key(self, key: str) -> None:
-        self.is_over = self.is_over or key in {"q", "Q"}
-        self._scroll.on_key(key)
-        self._pressed.set()
-
-    async def show(self, status: "FleetStatus | None", failure: "Text | None", until: float) -> None:
-        from rich.console import Group
-
-        loop = asyncio.get_running_loop()
-        while loop.time() < until and not self.is_over:
-            self._pressed.clear()
-            head = [*([] if status is None else _head(status, self._console)), *([] if failure is None else [failure])]
-            sections = [] if status is None else fleet_sections(status, self._console)
-            self._live.update(Group(*self._scroll.view(head, sections, self._console.height)), refresh=True)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(until):
-                    await self._pressed.wait()
+    with Live(console=console, screen=True, auto_refresh=False) as live, listen(on_key):
+        while not over.is_set():
+            failure = []
+            try:
+                status = await application.status(watch=_waits(arguments))
+            except LeaseStoreError as error:  # retried at the next update
+                failure = [styled(one_line(error), "red")]
+            until = loop.time() + arguments.interval
+            while (left := until - loop.time()) > 0 and not over.is_set():
+                pressed.clear()
+                head = [] if status is None else _head(status, console)
+                sections = [] if status is None else fleet_sections(status, console)
+                live.update(Group(*scroll.view(head + failure, sections, console.height)), refresh=True)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(pressed.wait(), left)
 
 
 def _head(status: "FleetStatus", console: "Console") -> list["Text"]:

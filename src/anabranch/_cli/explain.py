@@ -72,7 +72,9 @@ def explain_fleet(status: FleetStatus) -> list[str]:
 def explain_shard(shard: FleetShard, status: FleetStatus, leases: str | None = None) -> Explanation:
     """`leases` is how the user named the lease store, for the commands in the advice."""
     if shard.state == "finished":
-        return _explanation(shard, _children(shard))
+        children = " and ".join(shard.children)
+        follows = f"Its records go on in {children}." if children else "It has no children: nothing follows it."
+        return _explanation(shard, follows)
     reason, advice = shard.reason, None if shard.reason is None else shard.reason.advice
     situation = [_holder(shard, status), _position(shard), _retention(shard), _subscription(shard, status)]
     if shard.state == "stopped" and shard.stopped is not None:
@@ -91,23 +93,23 @@ def explain_shard(shard: FleetShard, status: FleetStatus, leases: str | None = N
 
 def _ways_past(shard: FleetShard, status: FleetStatus, leases: str | None) -> dict[str, str]:
     """The exact commands that go past the record at which the shard waits, each with its purpose."""
+    options = []
+    if sum(other.shard_id == shard.shard_id for other in status.unfinished_shards) > 1:
+        options += ["--stream", shard.stream]
+    if leases is not None:
+        options += ["--leases", shown_url(leases)]  # without a password that may be in it
+
+    def command(action: str, *arguments: str) -> str:
+        return shlex.join(["anabranch", "apps", action, status.app, shard.shard_id, *arguments, *options])
+
     ways: dict[str, str] = {}
     position = shard.reason.position if isinstance(shard.reason, LetterNotWritten) else None
     if shard.state == "stopped" and shard.stopped is not None:
         position = shard.stopped.position
-        ways["to try its record again"] = _command("resume", shard, status, leases)
+        ways["to try its record again"] = command("resume")
     if position is not None:
-        ways["to go on without that record"] = _command("skip", shard, status, leases, position)
+        ways["to go on without that record"] = command("skip", position)
     return ways
-
-
-def _command(action: str, shard: FleetShard, status: FleetStatus, leases: str | None, *arguments: str) -> str:
-    words = ["anabranch", "apps", action, status.app, shard.shard_id, *arguments]
-    if sum(other.shard_id == shard.shard_id for other in status.unfinished_shards) > 1:
-        words += ["--stream", shard.stream]
-    if leases is not None:
-        words += ["--leases", shown_url(leases)]  # without a password that may be in it
-    return shlex.join(words)
 
 
 _STATE_PHRASES: Final = {
@@ -227,7 +229,11 @@ def explain_unleased(shard: Shard, listed: Mapping[str, Shard], stream: str, sta
 
 
 def _parents(parents: list[FleetShard]) -> str:
-    said = [f"{parent.shard_id} {_STATE_PHRASES[parent.state]}{_behind(parent)}" for parent in parents]
+    said = [
+        f"{parent.shard_id} {_STATE_PHRASES[parent.state]}"
+        + ("" if parent.lag is None else f" ({lag(parent.lag)} behind)")
+        for parent in parents
+    ]
     return f"To keep the order per key it waits for its parents: {', '.join(said)}."
 
 
@@ -236,16 +242,6 @@ def _advice_for_child(advice: str | None, parents: list[FleetShard]) -> str | No
     if not stalled:
         return advice
     return f"{advice}; see why {' and '.join(stalled)} {_agree(len(stalled), 'is', 'are')} stalled"
-
-
-def _behind(shard: FleetShard) -> str:
-    return "" if shard.lag is None else f" ({lag(shard.lag)} behind)"
-
-
-def _children(shard: FleetShard) -> str:
-    if not shard.children:
-        return "It has no children: nothing follows it."
-    return f"Its records go on in {' and '.join(shard.children)}."
 
 
 def _agree(count: int, one: str, many: str) -> str:

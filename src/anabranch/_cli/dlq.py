@@ -3,8 +3,7 @@
 import argparse
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -157,36 +156,13 @@ def _with_letters(arguments: argparse.Namespace, work: "Callable[[DeadLetters], 
 
 def _ls(arguments: argparse.Namespace) -> int:
     where = _where(arguments)
+    found: Sequence[Any]
+    headings: tuple[str, ...]
+    rows: list[tuple[str, ...]]
     if arguments.letters:
-        found = _with_letters(arguments, lambda box: _collect(box, where))
-        return _print_letters(found, as_json=arguments.json)
-    groups = _with_letters(arguments, lambda box: box.groups(where))
-    if arguments.json:
-        print_json(groups)
-    elif not groups:
-        say("no letters")
-    else:
-        rows = [
-            (
-                str(group.count), str(group.keys), _second(group.last_seconds), group.fingerprint,
-                _brief(group.error_type, group.message),
-            )
-            for group in groups
-        ]  # fmt: skip
-        print_table(("LETTERS", "KEYS", "LAST", "FINGERPRINT", "FAILURE"), rows, right=("LETTERS", "KEYS"))
-    return DONE
-
-
-async def _collect(box: "DeadLetters", where: "LetterFilter") -> "list[Letter]":
-    return [msgspec.structs.replace(letter, payload=None, stack="") async for letter in box.letters(where)]
-
-
-def _print_letters(letters: "list[Letter]", *, as_json: bool) -> int:
-    if as_json:
-        print_json([_document(letter, whole=False) for letter in letters])
-    elif not letters:
-        say("no letters")
-    else:
+        letters = _with_letters(arguments, lambda box: _collect(box, where))
+        found = [_document(letter, whole=False) for letter in letters]
+        headings, right = ("LETTER", "WRITTEN", "KEY", "CALLS", "REDRIVEN", "FAILURE"), ("CALLS", "REDRIVEN")
         rows = [
             (
                 letter.idempotency_key[:_LETTER_DIGITS], _second(letter.written_seconds), letter.partition_key or "-",
@@ -194,9 +170,27 @@ def _print_letters(letters: "list[Letter]", *, as_json: bool) -> int:
             )
             for letter in letters
         ]  # fmt: skip
-        headings = ("LETTER", "WRITTEN", "KEY", "CALLS", "REDRIVEN", "FAILURE")
-        print_table(headings, rows, right=("CALLS", "REDRIVEN"))
+    else:
+        found = groups = _with_letters(arguments, lambda box: box.groups(where))
+        headings, right = ("LETTERS", "KEYS", "LAST", "FINGERPRINT", "FAILURE"), ("LETTERS", "KEYS")
+        rows = [
+            (
+                str(group.count), str(group.keys), _second(group.last_seconds), group.fingerprint,
+                _brief(group.error_type, group.message),
+            )
+            for group in groups
+        ]  # fmt: skip
+    if arguments.json:
+        print_json(found)
+    elif rows:
+        print_table(headings, rows, right=right)
+    else:
+        say("no letters")
     return DONE
+
+
+async def _collect(box: "DeadLetters", where: "LetterFilter") -> "list[Letter]":
+    return [msgspec.structs.replace(letter, payload=None, stack="") async for letter in box.letters(where)]
 
 
 def _time(seconds: float) -> str:
@@ -250,23 +244,16 @@ def _show(arguments: argparse.Namespace) -> int:
         for line in letter.stack.rstrip("\n").split("\n"):
             show(f"  {line}")  # indented, so that no line looks like a field
     show()
-    if letter.payload is None:
-        show_lines(wrapped(_no_payload(letter), make_console()))
+    if letter.payload is not None:
+        shown = letter.payload[:_PAYLOAD_SHOWN].decode("utf-8", "backslashreplace")
+        more = "" if len(letter.payload) <= _PAYLOAD_SHOWN else " (the beginning; --json has all)"
+        show(f"payload, {counted(len(letter.payload), 'byte')}{more}: {shown}")
+    elif letter.overflow is not None:
+        text = f"no payload: {one_line(letter.overflow)} is gone, or is not a letter"
+        show_lines(wrapped(text, make_console()))
     else:
-        show(_payload(letter.payload))
+        show("no payload: it was trimmed from the stream, or redacted")
     return DONE
-
-
-def _no_payload(letter: "Letter") -> str:
-    if letter.overflow is not None:
-        return f"no payload: {one_line(letter.overflow)} is gone, or is not a letter"
-    return "no payload: it was trimmed from the stream, or redacted"
-
-
-def _payload(payload: bytes) -> str:
-    shown = payload[:_PAYLOAD_SHOWN].decode("utf-8", "backslashreplace")
-    more = "" if len(payload) <= _PAYLOAD_SHOWN else " (the beginning; --json has all)"
-    return f"payload, {counted(len(payload), 'byte')}{more}: {shown}"
 
 
 def _drop(arguments: argparse.Namespace) -> int:
@@ -299,11 +286,12 @@ def _export(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _policy(arguments: argparse.Namespace) -> Any:
+def _redrive_options(arguments: argparse.Namespace) -> dict[str, Any]:
     from anabranch.policies import Retry
 
     backoff: float = arguments.backoff
-    return Retry(attempts=arguments.attempts, backoff=backoff, backoff_max=max(60.0, backoff))
+    policy = Retry(attempts=arguments.attempts, backoff=backoff, backoff_max=max(60.0, backoff))
+    return {"policy": policy, "review": arguments.review, "rate": arguments.rate}
 
 
 def _redrive(arguments: argparse.Namespace) -> int:
@@ -314,11 +302,7 @@ def _redrive(arguments: argparse.Namespace) -> int:
     consumer = None if arguments.target is None else find_consumer(arguments.target)
     is_terminal = make_console(stderr=True).is_terminal
     configure_logging("error" if is_terminal else "warning")
-    where = _where(arguments)
-    options = {
-        "where": where, "policy": _policy(arguments), "review": arguments.review, "rate": arguments.rate,
-        "dry_run": arguments.dry_run,
-    }  # fmt: skip
+    options = {**_redrive_options(arguments), "where": _where(arguments), "dry_run": arguments.dry_run}
 
     async def work(box: "DeadLetters") -> "tuple[RedriveReport, bool]":
         total = await box.count()
@@ -329,16 +313,13 @@ def _redrive(arguments: argparse.Namespace) -> int:
                 if is_terminal or done == total or done % max(1, total // 10) == 0:
                     tell(done / max(total, done, 1), f"{done} of about {max(total, done)}")
 
-            async with _stop_on_signals() as stop:
-                if consumer is None:
-                    report = await box.put_back(
-                        arguments.to_stream or None, stop=stop, on_progress=on_progress, **options
-                    )
-                else:
-                    report = await box.redrive(
-                        consumer, concurrency=arguments.concurrency, stop=stop, on_progress=on_progress, **options
-                    )
-                return report, stop.is_set()
+            stop = _stop_on_signals()
+            options.update(stop=stop, on_progress=on_progress)
+            if consumer is None:
+                report = await box.put_back(arguments.to_stream or None, **options)
+            else:
+                report = await box.redrive(consumer, concurrency=arguments.concurrency, **options)
+            return report, stop.is_set()
 
     report, is_stopped = _with_letters(arguments, work)
     if arguments.json:
@@ -366,8 +347,7 @@ def _tell(report: "RedriveReport", *, is_stopped: bool) -> None:
         say("stopped; run the same command again to continue")
 
 
-@asynccontextmanager
-async def _stop_on_signals() -> AsyncIterator[asyncio.Event]:
+def _stop_on_signals() -> asyncio.Event:
     """The first Ctrl-C lets running calls finish. The second kills the process; the next redrive continues there."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
@@ -380,11 +360,7 @@ async def _stop_on_signals() -> AsyncIterator[asyncio.Event]:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
-    try:
-        yield stop
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
+    return stop
 
 
 def _worker(arguments: argparse.Namespace) -> int:
@@ -392,17 +368,14 @@ def _worker(arguments: argparse.Namespace) -> int:
     configure_logging(arguments.log, arguments.log_format)
 
     async def work(box: "DeadLetters") -> None:
-        async with _stop_on_signals() as stop:
-            say(f"redriving {arguments.url} until Ctrl-C or SIGTERM")
-            await box.work(
-                consumer,
-                policy=_policy(arguments),
-                review=arguments.review,
-                rate=arguments.rate,
-                concurrency=arguments.concurrency,
-                idle=arguments.idle,
-                stop=stop,
-            )
+        say(f"redriving {arguments.url} until Ctrl-C or SIGTERM")
+        await box.work(
+            consumer,
+            concurrency=arguments.concurrency,
+            idle=arguments.idle,
+            stop=_stop_on_signals(),
+            **_redrive_options(arguments),
+        )
 
     _with_letters(arguments, work)
     flush()

@@ -258,15 +258,8 @@ class Stage:
     # faults
 
     def perform(self, action: Action) -> None:
-        match action:
-            case "split":
-                self._split()
-            case "merge":
-                self._merge()
-            case "kill":
-                self._kill()
-            case "throttle":
-                self._throttle()
+        actions = {"split": self._split, "merge": self._merge, "kill": self._kill, "throttle": self._throttle}
+        actions[action]()
 
     def _split(self) -> None:
         shards = self._open_shards()

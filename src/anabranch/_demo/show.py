@@ -33,7 +33,7 @@ from anabranch._demo.audit import (
 )
 from anabranch._demo.keyboard import listen
 from anabranch._demo.picture import draw
-from anabranch._demo.stage import KEYS, STORY, Happening, RiverRow, ShardView, Stage
+from anabranch._demo.stage import KEYS, STORY, DemoEvent, RiverRow, ShardView, Stage
 from anabranch._engine.tasks import single_cause
 from anabranch.limits import HASH_KEY_MAX
 
@@ -63,9 +63,9 @@ class River:
 
     def flow(self) -> None:
         """Adds a row: who reads which part of the hash space now."""
-        news = self._stage.happenings[self._told_count :]
+        news = self._stage.events[self._told_count :]
         self._told_count += len(news)
-        marks = tuple(happening.mark for happening in news)
+        marks = tuple(event.mark for event in news)
         self.rows.append(RiverRow(time.monotonic() - self._started, tuple(self._stage.shards), marks))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -91,15 +91,15 @@ class River:
 
     def _news(self) -> RenderableType:
         lines = Text()
-        for happening in self._stage.happenings[-NEWS:]:
-            lines.append(f" {happening.text}\n", style="bold" if happening.victim else "")
+        for event in self._stage.events[-NEWS:]:
+            lines.append(f" {event.text}\n", style="bold" if event.killed_worker else "")
         if self._keys:
             lines.append(" keys: s split   m merge   k kill a worker   t throttle   q end", style="dim")
         return lines
 
 
 def _line(row: RiverRow) -> Text:
-    line = Text().append(f"{row.seconds:5.1f} s ", style="dim").append_text(_banks(row.shards))
+    line = Text().append(f"{row.seconds:5.1f} s ", style="dim").append_text(_hash_space(row.shards))
     return line.append(f" {', '.join(row.marks)}"[: MARGIN + 1], style="bold")
 
 
@@ -113,7 +113,7 @@ def _panel(rows: list[Text]) -> Panel:
     )
 
 
-def _banks(shards: Sequence[ShardView]) -> Text:
+def _hash_space(shards: Sequence[ShardView]) -> Text:
     """One row of the river. A closed shard that is still read covers its children, which wait for it."""
     cells: list[tuple[str, str]] = [("░", "bright_black")] * WIDTH
     for shard in sorted(shards, key=lambda shard: not shard.is_open):
@@ -266,9 +266,9 @@ async def _show_lines(stage: Stage, river: River, console: Console) -> None:
     while True:
         await stage.look()
         river.flow()
-        for happening in stage.happenings[told:]:
-            console.print(f"        {happening.text}")
-        told = len(stage.happenings)
+        for event in stage.events[told:]:
+            console.print(f"        {event.text}")
+        told = len(stage.events)
         if time.monotonic() >= next_line:
             next_line = time.monotonic() + LINE_EVERY_SECONDS
             console.print(plain_line(stage, time.monotonic() - started), soft_wrap=True)
@@ -279,18 +279,18 @@ def _audit(stage: Stage, seed: int) -> Audit:
     now_ns = time.monotonic_ns()
     written = {record.shard_id for record in stage.put.values()}
     recoveries = tuple(
-        Recovery(happening.label, (now_ns - happening.at_ns) / 1e9, _recoveries(stage, happening))
-        for happening in stage.happenings
-        if written.intersection(happening.shard_ids)
+        Recovery(event.label, (now_ns - event.at_ns) / 1e9, _recoveries(stage, event))
+        for event in stage.events
+        if written.intersection(event.shard_ids)
     )
     peers = {name: judge(stage.put, handlings) for name, handlings in stage.peers.items()}
     return Audit(seed, judge(stage.put, stage.ours), peers, recoveries)
 
 
-def _recoveries(stage: Stage, happening: Happening) -> dict[str, float | None]:
-    at_ns, shard_ids = happening.at_ns, happening.shard_ids
+def _recoveries(stage: Stage, event: DemoEvent) -> dict[str, float | None]:
+    at_ns, shard_ids = event.at_ns, event.shard_ids
     seconds = {name: recovery_seconds(at_ns, shard_ids, stage.put, done) for name, done in stage.peers.items()}
     return {
         **seconds,
-        "anabranch": recovery_seconds(at_ns, shard_ids, stage.put, stage.ours, not_by=happening.victim),
+        "anabranch": recovery_seconds(at_ns, shard_ids, stage.put, stage.ours, not_by=event.killed_worker),
     }

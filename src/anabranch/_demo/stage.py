@@ -51,7 +51,7 @@ class Program:
         self._environment = environment
         self._process: asyncio.subprocess.Process | None = None
         self.ended = asyncio.Event()
-        self.complaints: list[str] = []
+        self.error_lines: list[str] = []
 
     async def run(self, on_handled: Callable[[HandledRecord], None]) -> None:
         """Returns when the process has ended."""
@@ -66,7 +66,7 @@ class Program:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._listen(process.stdout, on_handled))
-                group.create_task(self._keep_complaints(process.stderr))
+                group.create_task(self._keep_errors(process.stderr))
             await process.wait()
         finally:
             self.kill()
@@ -80,10 +80,10 @@ class Program:
             if len(words) == 3:
                 on_handled(HandledRecord(int(words[0]), int(words[1]), words[2]))
 
-    async def _keep_complaints(self, lines: asyncio.StreamReader | None) -> None:
+    async def _keep_errors(self, lines: asyncio.StreamReader | None) -> None:
         assert lines is not None
         async for line in lines:
-            self.complaints = [*self.complaints[-20:], line.decode().rstrip()]
+            self.error_lines = [*self.error_lines[-20:], line.decode().rstrip()]
 
     @property
     def is_running(self) -> bool:
@@ -112,18 +112,18 @@ PAUSE_SECONDS_MAX: Final = 3.0
 PAUSE_SHARE: Final = 1 / 12
 
 
-class Happening(msgspec.Struct, frozen=True):
+class DemoEvent(msgspec.Struct, frozen=True):
     """An event of the story, or one that a key caused."""
 
     at_ns: int
     text: str
     mark: str
-    """The text in a word or two, for the margin of the picture."""
+    """The text in a word or two, for the margin of the river."""
     label: str = ""
     """The text for the audit."""
     shard_ids: tuple[str, ...] = ()
-    """Shards that have to be read (again) after it."""
-    victim: str | None = None
+    """Shards that the audit watches: how soon were they read after this event?"""
+    killed_worker: str | None = None
 
 
 class ShardView(msgspec.Struct, frozen=True):
@@ -140,7 +140,7 @@ class RiverRow(NamedTuple):
     seconds: float
     shards: tuple[ShardView, ...]
     marks: tuple[str, ...]
-    """What happened since the row before, each in a word or two."""
+    """The events since the previous row, each in a word or two."""
 
 
 class Stage:
@@ -154,12 +154,12 @@ class Stage:
         fanout: bool = False,
     ) -> None:
         self._group = group
-        self._chance = random.Random(seed)  # noqa: S311 -- a seed, not a secret
+        self._random = random.Random(seed)  # noqa: S311 -- a seed, not a secret
         """Only the story uses it, so that a seed repeats the story at any speed."""
         self._seconds = seconds
         self._pause_seconds = min(PAUSE_SECONDS_MAX, PAUSE_SHARE * seconds)
-        """How long programs stay dead, and how long the service throttles. Both end before the next event of the story,
-        so that short runs have the same events in the same order.
+        """How long killed programs stay down, and how long the service throttles. Both end before the next event of the
+        story, so that short runs have the same events in the same order.
         """
         self._rate = records_per_second
         self._read = "fanout" if fanout else "polling"
@@ -168,7 +168,7 @@ class Stage:
         self.put: dict[int, PutRecord] = {}
         self.ours: list[HandledRecord] = []
         self.peers: dict[str, list[HandledRecord]] = {name: [] for name in peer_names()}
-        self.happenings: list[Happening] = []
+        self.events: list[DemoEvent] = []
         self.shards: list[ShardView] = []
         self._workers: dict[str, Program] = {}
         self._peers: dict[str, Program] = {}
@@ -199,7 +199,9 @@ class Stage:
         self._group.create_task(self._peers[name].run(self.peers[name].append), name=f"peer {name}")
 
     async def await_readers(self) -> None:
-        """Waits until each shard has an owner and each alternative has handled a record. Only later records count."""
+        """Waits until each shard has an owner and each alternative has handled a record. The audit ignores records
+        handled before that.
+        """
         deadline = time.monotonic() + FIRST_RECORDS_SECONDS
         async with self._producer() as producer:
             while not (self.shards and all(shard.owner for shard in self.shards) and all(self.peers.values())):
@@ -230,7 +232,7 @@ class Stage:
     def _check_programs(self) -> None:
         for program in self._programs():
             if program.ended.is_set():
-                raise AnabranchError(f"the program {program.name} ended: {' '.join(program.complaints[-3:])}")
+                raise AnabranchError(f"the program {program.name} ended: {' '.join(program.error_lines[-3:])}")
 
     # writing
 
@@ -277,7 +279,7 @@ class Stage:
         shards = sorted(self._open_shards(), key=_start)
         if len(shards) < 2:
             return
-        at = self._chance.randrange(len(shards) - 1)
+        at = self._random.randrange(len(shards) - 1)
         one, other = shards[at : at + 2]
         self._reshard(
             "MergeShards",
@@ -294,12 +296,12 @@ class Stage:
         except LocalError as error:
             self._note(f"{operation} could not be done: {error}", "refused")
             return
-        born = tuple(shard["ShardId"] for shard in self._all_shards() if shard["ShardId"] not in before)
-        self._note(text, mark, label="a split" if operation == "SplitShard" else "a merge", shard_ids=born)
+        new_shard_ids = tuple(shard["ShardId"] for shard in self._all_shards() if shard["ShardId"] not in before)
+        self._note(text, mark, label="a split" if operation == "SplitShard" else "a merge", shard_ids=new_shard_ids)
 
     def _kill(self) -> None:
         """Kills one worker and the alternatives with SIGKILL; all restart a little later."""
-        victim = self._chance.choice(WORKERS)
+        victim = self._random.choice(WORKERS)
         if not self._workers[victim].is_running:
             return
         orphans = tuple(shard.shard_id for shard in self.shards if shard.owner == victim and shard.is_open)
@@ -310,7 +312,7 @@ class Stage:
             f"killed {victim}",
             label="kill -9",
             shard_ids=orphans,
-            victim=victim,
+            killed_worker=victim,
         )
         self._group.create_task(self._restart(victim))
 
@@ -329,7 +331,7 @@ class Stage:
             loop.call_later(self._pause_seconds, self._kinesis.faults.remove, rule)
 
     def _note(self, text: str, mark: str, **more: Any) -> None:
-        self.happenings.append(Happening(time.monotonic_ns(), text, mark, **more))
+        self.events.append(DemoEvent(time.monotonic_ns(), text, mark, **more))
 
     # looking
 

@@ -101,7 +101,7 @@ def add_apps(parser: argparse.ArgumentParser) -> None:
     for action in (skip, resume):
         add_application_argument(action)
         action.add_argument("shard", type=shard_id_argument, metavar="SHARD", help="its id, or its number alone")
-        action.add_argument("--stream", metavar="NAME", help="needed if several streams have such a shard")
+        action.add_argument("--stream", metavar="NAME", help="required if several streams have this shard id")
     skip.add_argument(
         "position",
         metavar="SEQUENCE",
@@ -123,13 +123,13 @@ def add_apps(parser: argparse.ArgumentParser) -> None:
     )
     copy.add_argument("--to", dest="target", metavar="URL", required=True, help="its new lease store")
     scale = actions.add(
-        "scale", _scale, "say how many workers an application should have", examples=["billing --target-lag 30"]
+        "scale", _scale, "compute how many workers an application should have", examples=["billing --target-lag 30"]
     )
     add_application_argument(scale)
     seconds, workers = bounded_number("number of seconds", 0.1, 604_800), bounded_integer("number", 0, 10_000)
     for name, default, text in (
         ("--target-lag", 60.0, "if the lag is larger, advise more workers"),
-        ("--catch-up", 300.0, "time in which to catch up"),
+        ("--catch-up", 300.0, "time to catch up in"),
     ):
         scale.add_argument(
             name, type=seconds, default=default, metavar="SECONDS", help=f"{text} (default: {default:.0f})"

@@ -20,7 +20,7 @@ from anabranch._cli.options import add_parser, join_spans
 from anabranch._cli.output import (
     FAILED,
     INTERRUPTED,
-    UNUSABLE,
+    WRONG_USAGE,
     OutputFailed,
     flush,
     one_line,
@@ -77,7 +77,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 
 
 class Parser(argparse.ArgumentParser):
-    """Cleans its errors, which may quote what the user passed, and reports it if its help cannot be printed."""
+    """Escapes control characters in its errors, which may quote user input, and reports if help cannot be printed."""
 
     def _print_message(self, message: str, file: Any = None) -> None:
         if file is not None and file is sys.stdout:
@@ -88,7 +88,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
         say(f"{self.prog}: error: {message}")
-        sys.exit(UNUSABLE)
+        sys.exit(WRONG_USAGE)
 
 
 def run_program(interrupt_handler: Any) -> int:
@@ -99,7 +99,7 @@ def run_program(interrupt_handler: Any) -> int:
         prepare_streams()
         code = main(sys.argv[1:])
     except KeyboardInterrupt:
-        _leave_at_once()
+        _exit_now()
     if interrupt_handler is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the wait for threads
     return code
@@ -131,7 +131,7 @@ def _occupy_closed_descriptors() -> None:
 
 
 def _discard_output() -> None:
-    """Otherwise output that is still buffered would raise again when the process ends."""
+    """Otherwise Python would try to write the buffered output again at exit, and fail again."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -167,7 +167,7 @@ def _run(given: list[str]) -> int:
     if chosen is None:
         parser.parse_args(given)
         parser.print_help(sys.stderr)
-        return UNUSABLE
+        return WRONG_USAGE
     if chosen not in COMMANDS:
         parser.error(_unknown(chosen))
     asked = subparsers[chosen]
@@ -185,7 +185,7 @@ def _run(given: list[str]) -> int:
     except ConfigurationError as error:
         for violation in error.violations:
             say(f"anabranch {arguments.command}: error: {one_line(violation)}")
-        return UNUSABLE
+        return WRONG_USAGE
     except AnabranchError as error:
         say(f"anabranch {arguments.command}: {one_line(error)}")
         return FAILED
@@ -207,9 +207,9 @@ def _unknown(command: str) -> str:
     return f"unknown command {command!r}; {advice}"
 
 
-def _leave_at_once() -> NoReturn:
-    """Exits without joining threads: one may be inside a botocore call of up to a minute that nobody awaits any more.
-    Our own resources are closed by now.
+def _exit_now() -> NoReturn:
+    """Exits without waiting for threads: one may still be in a botocore call, for up to a minute. All other resources
+    are closed by now.
     """
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:

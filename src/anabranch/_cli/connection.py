@@ -77,7 +77,7 @@ _NAMES_SHOWN_MAX: Final = 10
 
 @contextmanager
 def connect(arguments: argparse.Namespace, stream: StreamName | None = None) -> Iterator["Connection"]:
-    """Uses the AWS options. The region of a stream's ARN overrides theirs."""
+    """Connects with the AWS options. The region of a stream's ARN overrides `--region`."""
     from anabranch._aws.account import AwsAccount
     from anabranch._aws.control import KinesisControl
     from anabranch._aws.kinesis_client import open_kinesis

@@ -65,12 +65,12 @@ def add_dlq(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     actions = Actions(parser)
     ls = actions.add("ls", _ls, "list dead letters, grouped by failure", examples=["sqs://billing-failures"])
-    ls.add_argument("--letters", action="store_true", help="each letter, instead of groups")
+    ls.add_argument("--letters", action="store_true", help="list each letter instead of groups")
     one = actions.add("show", _show, "show one dead letter", examples=["sqs://billing-failures 3fa9c1"])
     drop = actions.add(
-        "drop", _drop, "delete dead letters for good", examples=["sqs://billing-failures --letter 3fa9c1"]
+        "drop", _drop, "delete dead letters permanently", examples=["sqs://billing-failures --letter 3fa9c1"]
     )
-    drop.add_argument("--all", action="store_true", help="all letters, if no filter is given")
+    drop.add_argument("--all", action="store_true", help="drop all letters; required if no filter is given")
     drop.add_argument("--yes", action="store_true", help="delete without asking")
     export = actions.add(
         "export", _export, "write dead letters to a file, as lines of JSON", examples=["URL out.jsonl"]
@@ -101,23 +101,27 @@ def add_dlq(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_redrive_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--review", metavar="REVIEW_URL", help="where letters go that fail again")
+    parser.add_argument("--review", metavar="REVIEW_URL", help="destination of letters that fail again")
     parser.add_argument(
         "--attempts", type=positive_integer, default=3, metavar="N", help="calls per letter (default: 3)"
     )
     parser.add_argument("--backoff", type=bounded_number("number of seconds", 0, 3600), default=1.0, metavar="SECONDS",
-                        help="limit of the first pause, doubled with each call (default: 1)")  # fmt: skip
+                        help="longest first pause, doubled with each call (default: 1)")  # fmt: skip
     parser.add_argument(
         "--rate", type=bounded_number("rate", 0.001, 1e6), metavar="N", help="letters per second at most"
     )
     parser.add_argument(
-        "--concurrency", type=positive_integer, default=8, metavar="N", help="partition keys at once (default: 8)"
+        "--concurrency",
+        type=positive_integer,
+        default=8,
+        metavar="N",
+        help="partition keys delivered concurrently (default: 8)",
     )
 
 
 def _add_filters(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("filters", "a letter must match all filters")
-    group.add_argument("--fingerprint", metavar="DIGITS", help="of the failure: its first digits are enough")
+    group.add_argument("--fingerprint", metavar="DIGITS", help="of the failure; the first digits are enough")
     group.add_argument("--key", help="the partition key")
     group.add_argument("--letter", metavar="DIGITS", help="the first digits of the idempotency key")
     group.add_argument("--since", type=end_argument, metavar="TIME", help="written then or later: -1h, or an ISO time")
@@ -267,7 +271,7 @@ def _drop(arguments: argparse.Namespace) -> int:
         if not found:
             say("no letters")
             return DONE
-        confirm(f"Delete {counted(len(found), 'letter')} of {arguments.url} for good?", yes=False)
+        confirm(f"Delete {counted(len(found), 'letter')} of {arguments.url} permanently?", yes=False)
     count = _with_letters(arguments, lambda box: box.delete(where))
     show(f"{counted(count, 'letter')} deleted")
     return DONE

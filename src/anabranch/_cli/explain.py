@@ -45,7 +45,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     advice: str | None
     """What to do; None for a shard that is being read or is finished."""
     commands: dict[str, str] = {}
-    """Commands that go past the record at which the shard waits, each with its purpose."""
+    """Commands that retry or skip the record at which the shard is stopped, each with its purpose."""
 
 
 def explain_fleet(status: FleetStatus) -> list[str]:
@@ -73,7 +73,7 @@ def explain_shard(shard: FleetShard, status: FleetStatus, leases: str | None = N
     """`leases` is how the user named the lease store, for the commands in the advice."""
     if shard.state == "finished":
         children = " and ".join(shard.children)
-        follows = f"Its records go on in {children}." if children else "It has no children: nothing follows it."
+        follows = f"Its records continue in {children}." if children else "It has no children: nothing follows it."
         return _explanation(shard, follows)
     reason, advice = shard.reason, None if shard.reason is None else shard.reason.advice
     situation = [_holder(shard, status), _position(shard), _retention(shard), _subscription(shard, status)]
@@ -92,7 +92,7 @@ def explain_shard(shard: FleetShard, status: FleetStatus, leases: str | None = N
 
 
 def _ways_past(shard: FleetShard, status: FleetStatus, leases: str | None) -> dict[str, str]:
-    """The exact commands that go past the record at which the shard waits, each with its purpose."""
+    """The commands that retry or skip the record at which the shard is stopped, each with its purpose."""
     options = []
     if sum(other.shard_id == shard.shard_id for other in status.unfinished_shards) > 1:
         options += ["--stream", shard.stream]

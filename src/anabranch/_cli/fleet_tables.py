@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from anabranch.reports import FleetMember, FleetShard, FleetStatus
 
 RETENTION_SHORT_SECONDS: Final = 6 * 3_600
-"""A shard whose oldest record is trimmed sooner is pointed out."""
+"""If unread records are trimmed sooner than this, the headline and `explain` warn."""
 _PALETTE: Final = ("cyan", "magenta", "yellow", "blue", "green", "bright_cyan", "bright_magenta", "bright_yellow")
 _MEMBER_STYLES: Final = {"live": "green", "silent": "red", "dead": "red", "evicted": "dim", "left": "dim"}
 _SHARD_STYLES: Final = {
@@ -78,7 +78,7 @@ def fleet_sections(status: "FleetStatus", console: "Console") -> list[list["Text
 
 
 def _shard_lines(status: "FleetStatus", styles: dict[str, str], console: "Console") -> list["Text"]:
-    shards = _in_order_of_need(status)
+    shards = _most_urgent_first(status)
     with_stream = len(status.streams) > 1
     pushed = any(shard.subscription is not None for shard in shards)
     heading, *rows = table_lines(
@@ -100,12 +100,12 @@ def _shard_lines(status: "FleetStatus", styles: dict[str, str], console: "Consol
     return lines
 
 
-def _in_order_of_need(status: "FleetStatus") -> list["FleetShard"]:
-    need = list(_SHARD_STYLES)
+def _most_urgent_first(status: "FleetStatus") -> list["FleetShard"]:
+    urgency = list(_SHARD_STYLES)
     return sorted(
         status.unfinished_shards,
         key=lambda shard: (
-            need.index(shard.state),
+            urgency.index(shard.state),
             shard.subscription is None or shard.subscription.state == "active",
             -(shard.lag or 0),
             shard.stream,
@@ -146,7 +146,7 @@ def _shard_cells(shard: "FleetShard", styles: dict[str, str], *, with_stream: bo
 
 
 def _pushed_cells(shard: "FleetShard") -> list["Text"]:
-    """Since when it is subscribed, or why it is not, with the number of renewals; and when the last event came."""
+    """How long it has been subscribed, or its state if it is not; the number of renewals; the age of the last event."""
     found = shard.subscription
     if found is None:
         return [styled("-"), styled("-")]

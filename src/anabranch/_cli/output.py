@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 DONE: Final = 0
 FAILED: Final = 1
-UNUSABLE: Final = 2
-"""Wrong usage."""
+WRONG_USAGE: Final = 2
 INTERRUPTED: Final = 130
 """The shell's code for Ctrl-C."""
 
@@ -44,8 +43,8 @@ _NAME_COLUMNS_MIN: Final = 8
 
 
 def clean(text: str) -> str:
-    """Escapes what could control the terminal or change what it seems to show. Everything printed passes through here,
-    because keys, payloads, worker ids and error messages may come from anybody.
+    """Escapes control characters and marks that reorder text. Everything printed passes through here, because keys,
+    payloads, worker ids and error messages are untrusted.
     """
     return _HOSTILE.sub(lambda found: repr(found[0])[1:-1], text)
 
@@ -60,7 +59,7 @@ def show(line: str = "") -> None:
 
 
 def show_lines(lines: Iterable[str]) -> None:
-    """Prints and flushes lines that are already clean, or must not be changed."""
+    """Prints lines unchanged and flushes them. The caller has cleaned them where necessary."""
     _StandardOutput().write("".join(f"{line}\n" for line in lines))
     flush()
 
@@ -86,8 +85,8 @@ class _DiscardingFile(io.FileIO):
 
 
 def prepare_streams() -> None:
-    """A key that cannot be encoded, or a full standard error, must not change how a command ends. Warnings of commands
-    that configure no logging are clean, too.
+    """Text that cannot be encoded, or a full standard error, must not change a command's exit code. Log messages of
+    commands that configure no logging are cleaned, too.
     """
     if sys.stderr is not None:
         buffer = io.BufferedWriter(_DiscardingFile(sys.stderr.fileno(), "w", closefd=False))
@@ -123,7 +122,7 @@ def print_json(value: Any) -> None:
 
 
 class _StandardOutput:
-    """Standard output that raises `OutputFailed`. A console keeps one, as rich replaces `sys.stdout` while it draws."""
+    """Standard output that raises `OutputFailed`. It keeps the stream, because rich replaces `sys.stdout` in `Live`."""
 
     def __init__(self) -> None:
         self._stream = sys.stdout
@@ -166,7 +165,7 @@ def make_console(*, stderr: bool = False) -> "Console":
     from rich.segment import Segment
 
     class CleanConsole(Console):
-        """The last guard: whatever is rendered is clean."""
+        """Cleans everything that it renders."""
 
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
             for segment in super().render(renderable, options):
@@ -209,8 +208,8 @@ def table_lines(
 ) -> list["Text"]:
     """A table. `right` names the right-aligned columns.
 
-    If it is too wide for the terminal, the widest names lose their middle. A last column that is left-aligned is never
-    cut: where it does not fit, it follows on a line of its own.
+    If it is too wide for the terminal, the longest cells are shortened in the middle. A last column that is
+    left-aligned is never shortened: if it does not fit, it goes on a line of its own.
     """
     titles = [styled(heading, "bold") for heading in headings]
     table = [[cell if not isinstance(cell, str) else styled(cell) for cell in row] for row in rows]

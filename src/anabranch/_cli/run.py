@@ -102,7 +102,7 @@ Tell = Callable[[str, int], None]
 
 
 def _tell_as(log_format: str) -> Tell:
-    """Prints the messages of this command itself to standard error, in the format of the log."""
+    """For messages of the command itself: prints them to standard error in the format of the log."""
     if log_format == "json":
         return lambda line, level: logging.getLogger("anabranch.run").log(level, "%s", line)
     return lambda line, _: say(line)

@@ -61,7 +61,7 @@ def _drawn(text: str, console: "Console") -> str:
 
 
 def range_bar(hash_key_range: HashKeyRange, width: int) -> str:
-    """The hash space as `width` cells with this range filled. Neighbours touch, and no range is too small to see."""
+    """The hash space as `width` cells with this range filled. Bars of adjacent ranges meet; none is empty."""
     start, end = (round(border * width / _SPACE) for border in (hash_key_range.start, hash_key_range.end + 1))
     start = min(start, width - 1)
     end = max(end, start + 1)
@@ -87,7 +87,7 @@ class LineageRow:
 
 def lineage(shards: Iterable[Shard]) -> list[LineageRow]:
     """Depth first; siblings in the order of their hash ranges."""
-    by_id = {shard.shard_id: shard for shard in sorted(shards, key=_place)}
+    by_id = {shard.shard_id: shard for shard in sorted(shards, key=_by_hash_range)}
     children: dict[str, list[Shard]] = {}
     for shard in by_id.values():
         for parent in dict.fromkeys(shard.parent_shard_ids):
@@ -113,13 +113,13 @@ def lineage(shards: Iterable[Shard]) -> list[LineageRow]:
     return rows
 
 
-def _place(shard: Shard) -> tuple[HashKeyRange, str]:
+def _by_hash_range(shard: Shard) -> tuple[HashKeyRange, str]:
     return shard.hash_key_range, shard.shard_id
 
 
 def open_in_order(shards: Iterable[Shard]) -> list[Shard]:
     """By hash key. Some emulators list closed shards too, whatever the filter says."""
-    return sorted((shard for shard in shards if shard.is_open), key=_place)
+    return sorted((shard for shard in shards if shard.is_open), key=_by_hash_range)
 
 
 # anabranch shards
@@ -409,7 +409,7 @@ def _reshard(arguments: argparse.Namespace) -> int:
         steps = _plan(arguments, connection, summary)
         _show_plan(summary, steps)
         if steps:
-            confirm("Go on?", yes=arguments.yes)
+            confirm("Reshard now?", yes=arguments.yes)
         for number, step in enumerate(steps, 1):
             connection.run(step.perform(connection.control, stream))
             with progress(f"step {number} of {len(steps)}") as report:

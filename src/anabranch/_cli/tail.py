@@ -36,7 +36,7 @@ DEFAULT_FORMAT: Final = r"%T  %p  %k  %s"
 FORMAT_HELP: Final = rf"""
 in --format (default: '{DEFAULT_FORMAT}'):
   %s  data as text      %S  its size in bytes   %b  data in base64
-  %k  partition key     %n  sequence number, with :place in an aggregate
+  %k  partition key     %n  sequence number, with :index in an aggregate
   %p  shard             %T  arrival time        %e  the same, in ms since 1970
   %t  stream            %%  a percent sign      \t  tab     \n  line break
 """

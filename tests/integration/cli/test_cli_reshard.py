@@ -46,7 +46,7 @@ def test_the_command_asks_and_no_is_an_answer(server, cli, monkeypatch):
         monkeypatch.setattr("sys.stdin", Terminal(answer))
         ended = cli("reshard", "orders", "--to", "4")
         assert ended.code == code
-        assert "Go on? [y/N]" in ended.err
+        assert "Reshard now? [y/N]" in ended.err
         assert len(server.open_shard_ids()) == count
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
     unasked = cli("reshard", "orders", "--to", "8")

@@ -172,7 +172,7 @@ def test_paused_and_finished_shards():
     assert explain(ended) == (
         (
             "shardId-000000000001 of orders was read to its end. "
-            "Its records go on in shardId-000000000004 and shardId-000000000005."
+            "Its records continue in shardId-000000000004 and shardId-000000000005."
         ),
         None,
     )

@@ -75,21 +75,16 @@ async def _print(application: "Application", arguments: argparse.Namespace, cons
                 raise
             say(one_line(error))  # retried at the next update
         else:
-            _print_status(status, arguments, console)
+            if arguments.json:
+                show(json_text(status_document(status)))
+            else:
+                console.print(*_head(status, console), *fleet_lines(status, console), sep="\n")
+            if not (arguments.json or arguments.once):
+                show()  # between frames
+            flush()
         if arguments.once:
             return
         await asyncio.sleep(arguments.interval)
-
-
-def _print_status(status: "FleetStatus", arguments: argparse.Namespace, console: "Console") -> None:
-    if arguments.json:
-        show(json_text(status_document(status)))
-    else:
-        for line in [*_head(status, console), *fleet_lines(status, console)]:
-            console.print(line)
-        if not arguments.once:
-            show()
-    flush()
 
 
 def _waits(arguments: argparse.Namespace) -> bool:

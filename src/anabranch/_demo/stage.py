@@ -89,14 +89,11 @@ class Program:
     def is_running(self) -> bool:
         return self._process is not None and self._process.returncode is None
 
-    def kill(self) -> None:
-        """SIGKILL: no clean-up, no last commit."""
-        self._signal(signal.SIGKILL)
-
     def end(self) -> None:
-        self._signal(signal.SIGTERM)
+        self.kill(signal.SIGTERM)
 
-    def _signal(self, number: int) -> None:
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """By default with SIGKILL: no clean-up, no last commit."""
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)

@@ -100,7 +100,7 @@ def add_apps(parser: argparse.ArgumentParser) -> None:
     )
     for action in (skip, resume):
         add_application_argument(action)
-        action.add_argument("shard", type=shard_id_argument, metavar="SHARD", help="its id, or its number alone")
+        action.add_argument("shard", type=shard_id_argument, metavar="SHARD", help="id of a shard, or its number alone")
         action.add_argument("--stream", metavar="NAME", help="required if several streams have this shard id")
     skip.add_argument(
         "position",

@@ -73,10 +73,20 @@ def add_dlq(parser: argparse.ArgumentParser) -> None:
     drop.add_argument("--all", action="store_true", help="drop all letters; required if no filter is given")
     drop.add_argument("--yes", action="store_true", help="delete without asking")
     export = actions.add(
-        "export", _export, "write dead letters to a file, as lines of JSON", examples=["URL out.jsonl"]
+        "export",
+        _export,
+        "write dead letters to a file, as lines of JSON",
+        examples=["sqs://billing-failures letters.jsonl"],
     )
-    redrive = actions.add("redrive", _redrive, "deliver dead letters again", examples=["sqs://failures app:consumer"])
-    worker = actions.add("worker", _worker, "deliver dead letters again as they arrive", examples=["app:consumer URL"])
+    redrive = actions.add(
+        "redrive", _redrive, "deliver dead letters again", examples=["sqs://billing-failures app:consumer"]
+    )
+    worker = actions.add(
+        "worker",
+        _worker,
+        "deliver dead letters again as they arrive",
+        examples=["app:consumer sqs://billing-failures --review sqs://review"],
+    )
     worker.add_argument("target", metavar="MODULE:NAME", help="a Consumer with a handler")
     for action in (ls, one, drop, export, redrive, worker):
         action.add_argument("url", metavar="URL", help="sqs://NAME, s3://bucket/prefix or sqlite:///path")
@@ -90,7 +100,7 @@ def add_dlq(parser: argparse.ArgumentParser) -> None:
     for action in (redrive, worker):
         _add_redrive_options(action)
     worker.add_argument("--idle", type=bounded_number("number of seconds", 0.1, 3600), default=5.0, metavar="SECONDS",
-                        help="the pause when there are no letters (default: 5)")  # fmt: skip
+                        help="pause when there are no letters (default: 5)")  # fmt: skip
     add_log_option(worker)
     for action in (ls, drop, export, redrive):
         _add_filters(action)

@@ -469,7 +469,7 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--app", type=application_argument, metavar="NAME", help="also check the lease store of this application"
     )
-    add_leases_option(parser, "its lease store", default=DEFAULT_LEASES)
+    add_leases_option(parser, "lease store of the application", default=DEFAULT_LEASES)
     add_json_option(parser)
     add_aws_options(parser)
 

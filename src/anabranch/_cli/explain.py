@@ -265,7 +265,9 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     parser.set_defaults(work=_run)
     add_application_argument(parser)
-    parser.add_argument("shard", nargs="?", type=shard_id_argument, metavar="SHARD", help="its id, or its number alone")
+    parser.add_argument(
+        "shard", nargs="?", type=shard_id_argument, metavar="SHARD", help="id of a shard, or its number alone"
+    )
     add_json_option(parser)
     add_aws_options(parser)
 

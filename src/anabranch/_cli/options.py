@@ -228,7 +228,7 @@ def add_application_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "app", type=application_argument, metavar="APP", help="name of an application, as in Consumer(..., app=APP)"
     )
-    add_leases_option(parser, "its lease store", default=DEFAULT_LEASES)
+    add_leases_option(parser, "lease store of the application", default=DEFAULT_LEASES)
 
 
 def add_leases_option(parser: argparse.ArgumentParser, what: str, *, default: str) -> None:

@@ -143,7 +143,7 @@ class Table:
         self._codec = CODECS[kind]
         self._is_of_apps = kind == "app"
         place, own = ("application", "app_id"), self._codec.columns
-        columns = (*place, *(own[len(place) :] if self._is_of_apps else own), "extra")
+        columns = self.columns = (*place, *(own[len(place) :] if self._is_of_apps else own), "extra")
         key = columns[:key_width]
         names = ", ".join(columns)
         marks = ", ".join("?" * len(columns))

@@ -52,6 +52,27 @@ def covers(checkpoint: Checkpoint, position: Position, partition_key: str) -> bo
     return all(key.digest != digest or position < key.first_open for key in checkpoint.open_keys)
 
 
+class _UnfinishedRecords(facts.Checker):
+    """Knows which written records are not finished: neither handled, dead-lettered nor skipped, nor excused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unfinished: dict[str, dict[Position, facts.StreamRecord]] = {}
+        """By shard."""
+
+    def tell(self, fact: facts.Fact) -> None:
+        match fact:
+            case facts.RecordWritten(record):
+                self.unfinished.setdefault(record.shard_id, {})[record.position] = record
+            case (
+                facts.CallFinished(one)
+                | facts.RecordExcused(one)
+                | facts.LetterWritten(record=one)
+                | facts.SkipReported(record=one)
+            ):
+                self.unfinished[one.shard_id].pop(one.position, None)
+
+
 # P1, order
 
 KeyHolding = tuple[str, str, int]
@@ -138,7 +159,7 @@ def _key_holding(call: facts.RecordCall) -> KeyHolding:
     return (call.process, call.shard_id, call.fence_token)
 
 
-class ParentsFirst(facts.Checker):
+class ParentsFirst(_UnfinishedRecords):
     """P1 across resharding: no record of a shard is started before all records of its parents are finished."""
 
     promise = "parents first"
@@ -146,59 +167,35 @@ class ParentsFirst(facts.Checker):
     def __init__(self) -> None:
         super().__init__()
         self._parents: dict[str, tuple[str, ...]] = {}
-        self._unfinished: dict[str, dict[Position, None]] = {}
 
     def tell(self, fact: facts.Fact) -> None:
+        super().tell(fact)
         match fact:
             case facts.ShardOpened(shard_id, parents):
                 self._parents[shard_id] = parents
-            case facts.RecordWritten(record):
-                self._unfinished.setdefault(record.shard_id, {})[record.position] = None
             case facts.CallStarted(call):
                 for parent in self._parents.get(call.shard_id, ()):
-                    if left := self._unfinished.get(parent):
+                    if left := self.unfinished.get(parent):
                         what = f"{call} starts, but {len(left)} records of its parent {parent} are unfinished"
                         self.complain(call.at_ms, what)
-            case (
-                facts.CallFinished(one)
-                | facts.RecordExcused(one)
-                | facts.LetterWritten(record=one)
-                | facts.SkipReported(record=one)
-            ):
-                self._unfinished[one.shard_id].pop(one.position, None)
 
 
 # P2, no loss
 
 
-class NoLoss(facts.Checker):
-    """P2: no committed checkpoint says that an unfinished record is finished: one that was neither handled, nor
-    dead-lettered, nor skipped.
-    """
+class NoLoss(_UnfinishedRecords):
+    """P2: no committed checkpoint covers an unfinished record."""
 
     promise = "no loss"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._unfinished: dict[str, dict[Position, facts.StreamRecord]] = {}
-
     def tell(self, fact: facts.Fact) -> None:
-        match fact:
-            case facts.RecordWritten(record):
-                self._unfinished.setdefault(record.shard_id, {})[record.position] = record
-            case (
-                facts.CallFinished(one)
-                | facts.RecordExcused(one)
-                | facts.LetterWritten(record=one)
-                | facts.SkipReported(record=one)
-            ):
-                self._unfinished[one.shard_id].pop(one.position, None)
-            case facts.LeaseCommitted(write):
-                self._check_commit(write)
+        super().tell(fact)
+        if isinstance(fact, facts.LeaseCommitted):
+            self._check_commit(fact.write)
 
     def _check_commit(self, write: facts.LeaseWrite) -> None:
         row = write.row
-        for record in self._unfinished.get(write.shard_id, {}).values():
+        for record in self.unfinished.get(write.shard_id, {}).values():
             if row.is_finished or covers(row.checkpoint, record.position, record.partition_key):
                 self.complain(
                     write.at_ms,
@@ -708,37 +705,25 @@ class WithinBudget(facts.Checker):
 # P7, no silent failures
 
 
-class NoStandstill(facts.Checker):
+class NoStandstill(_UnfinishedRecords):
     """P7: once the faults are over, everything that was written is handled within a bounded time."""
 
     promise = "no standstill"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._unfinished: dict[tuple[str, Position], facts.StreamRecord] = {}
-
     @property
     def unfinished_count(self) -> int:
-        return len(self._unfinished)
+        return sum(map(len, self.unfinished.values()))
 
     def tell(self, fact: facts.Fact) -> None:
+        super().tell(fact)
         match fact:
-            case facts.RecordWritten(record):
-                self._unfinished[(record.shard_id, record.position)] = record
-            case (
-                facts.RecordExcused(record)
-                | facts.RecordDeleted(record)
-                | facts.LetterWritten(record=record)
-                | facts.SkipReported(record=record)
-            ):
-                self._unfinished.pop((record.shard_id, record.position), None)
-            case facts.CallFinished(call):
-                self._unfinished.pop((call.shard_id, call.position), None)
-            case facts.RunEnded(at_ms) if self._unfinished:
-                first = next(iter(self._unfinished.values()))
+            case facts.RecordDeleted(record):
+                self.unfinished[record.shard_id].pop(record.position, None)
+            case facts.RunEnded(at_ms) if count := self.unfinished_count:
+                first = next(record for records in self.unfinished.values() for record in records.values())
                 self.complain(
                     at_ms,
-                    f"{len(self._unfinished)} records were never finished, the first is {first.partition_key!r} at "
+                    f"{count} records were never finished, the first is {first.partition_key!r} at "
                     f"{first.shard_id}/{first.position}",
                 )
 

@@ -10,7 +10,7 @@ cover what the safety of a fleet depends on: the condition of each write, races,
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -356,20 +356,6 @@ async def fields_of_a_newer_version_are_kept(arena: Arena) -> None:
     expect((await store.poll()).app == app, "and a poll shows them")
 
 
-_APPLICATION_CHECKS = (
-    an_application_is_made_once,
-    an_application_is_deleted_whole,
-    a_poll_shows_the_application_its_members_and_pending_commands,
-    a_viewer_is_noticed,
-    a_status_is_a_row_of_its_own_and_the_newest_stays,
-    fields_of_a_newer_version_are_kept,
-    the_incarnation_stays_and_is_recorded_under_a_condition,
-    an_application_is_moved_under_a_condition,
-    a_stream_is_put_once_and_written_by_version,
-    a_command_is_answered_once,
-)
-
-
 async def a_member_is_registered_once(arena: Arena) -> None:
     store, other = await arena.open(), await arena.open()
     row = MemberRow(
@@ -495,17 +481,6 @@ async def no_member_of_this_process_is_called_dead(arena: Arena) -> None:
     for handle in (store, other):
         dead = list((await handle.poll()).known_dead)
         expect(dead == [], "known_dead names only members whose process is gone", dead)
-
-
-_MEMBERS_CHECKS = (
-    a_member_is_registered_once,
-    a_heartbeat_raises_the_counter_of_a_live_row_and_makes_none,
-    a_seal_holds_only_for_the_observed_counter_and_is_final,
-    leaving_is_one_write_and_final,
-    a_hand_off_is_asked_for_once_and_answered_by_a_heartbeat,
-    a_member_is_deleted_only_after_it_ended,
-    no_member_of_this_process_is_called_dead,
-)
 
 
 _LARGE = 10**128 + 7  # a sequence number may have 129 digits
@@ -665,33 +640,25 @@ async def only_a_finished_row_is_deleted(arena: Arena) -> None:
     expect(not await store.delete_lease(row.key, 1), "and not deleted twice")
 
 
-_LEASES_CHECKS = (
-    a_row_is_kept_whole,
-    a_lease_is_created_once,
-    rows_are_read_in_order_and_finished_ones_only_when_asked_for,
-    a_lease_is_taken_from_the_expected_owner_at_the_expected_version,
-    the_epoch_of_a_take_passes_its_floor,
-    only_the_owner_writes_a_lease_and_only_over_what_it_saw,
-    a_lost_answer_is_recognised_by_a_retry,
-    only_a_finished_row_is_deleted,
-)
-
-
 _HANDLES = 3
 _RACERS = 8
 _ROUNDS = 5
 
 
+async def _race(stores: Sequence[LeaseStore], call: Callable[[LeaseStore, int], Awaitable[T]]) -> list[T]:
+    """The outcomes of concurrent calls, each with the number of its racer."""
+    return await asyncio.gather(*(call(stores[racer % len(stores)], racer) for racer in range(_RACERS)))
+
+
 async def one_of_many_takes_holds(arena: Arena) -> None:
     stores = [await arena.open() for _ in range(_HANDLES)]
     for number in range(_ROUNDS):
-        key = lease_key(number)
         await stores[0].create_lease(lease(number))
-        takes = (
-            stores[racer % _HANDLES].take_lease(key, f"m{racer}", expected_owner=None, expected_version=0)
-            for racer in range(_RACERS)
-        )
-        outcomes = await asyncio.gather(*takes)
+
+        def take(store: LeaseStore, racer: int, number: int = number) -> Awaitable[LeaseRow | Conflict]:
+            return _take(store, number, f"m{racer}", None, 0)
+
+        outcomes = await _race(stores, take)
         won = [outcome for outcome in outcomes if isinstance(outcome, LeaseRow)]
         expect(len(won) == 1, "exactly one of the takes succeeds", outcomes)
         lost = [outcome.row for outcome in outcomes if isinstance(outcome, Conflict)]
@@ -703,13 +670,12 @@ async def one_of_many_writes_of_a_version_holds(arena: Arena) -> None:
     row = lease(owner="a")
     await stores[0].create_lease(row)
     for version in range(_ROUNDS):
-        writes = (
-            stores[racer % _HANDLES].write_lease(
-                replace(row, checkpoint=at(version * 100 + racer)), member_id="a", expected_version=version
-            )
-            for racer in range(_RACERS)
-        )
-        outcomes = await asyncio.gather(*writes)
+
+        def write(store: LeaseStore, racer: int, version: int = version) -> Awaitable[LeaseRow | Conflict]:
+            written = replace(row, checkpoint=at(version * 100 + racer))
+            return store.write_lease(written, member_id="a", expected_version=version)
+
+        outcomes = await _race(stores, write)
         won = [outcome for outcome in outcomes if isinstance(outcome, LeaseRow)]
         expect(len(won) == 1 and won[0].version == version + 1, "exactly one write of a version succeeds", outcomes)
         expect(await stores[-1].read_lease(row.key) == won[0], "and it is what every handle reads")
@@ -717,26 +683,17 @@ async def one_of_many_writes_of_a_version_holds(arena: Arena) -> None:
 
 async def concurrent_opens_agree_on_one_application(arena: Arena) -> None:
     stores = [arena.make() for _ in range(_RACERS)]
-    rows = await asyncio.gather(*(store.open(arena.app_row(f"id-{racer}")) for racer, store in enumerate(stores)))
+    rows = await _race(stores, lambda store, racer: store.open(arena.app_row(f"id-{racer}")))
     expect(all(row == rows[0] for row in rows), "all callers of open get the same row", rows)
     expect(await stores[0].read_app() == rows[0], "which is what is stored")
 
 
 async def concurrent_creates_agree_on_one_row(arena: Arena) -> None:
     stores = [await arena.open() for _ in range(_HANDLES)]
-    leases = await asyncio.gather(
-        *(stores[racer % _HANDLES].create_lease(lease(start=at_timestamp(float(racer)))) for racer in range(_RACERS))
-    )
+    leases = await _race(stores, lambda store, racer: store.create_lease(lease(start=at_timestamp(float(racer)))))
     expect(all(row == leases[0] for row in leases), "all callers of create_lease get the same row", leases)
-    streams = await asyncio.gather(
-        *(
-            stores[racer % _HANDLES].put_stream(
-                StreamRow(
-                    stream_key=STREAM, name="orders", arn="", created_seconds=1.0, origin=at_timestamp(float(racer))
-                ),
-            )
-            for racer in range(_RACERS)
-        )
+    streams = await _race(
+        stores, lambda store, racer: store.put_stream(replace(_stream(), origin=at_timestamp(float(racer))))
     )
     expect(all(row == streams[0] for row in streams), "all first workers agree on one pin", streams)
 
@@ -772,23 +729,11 @@ async def no_request_is_lost_to_a_heartbeat(arena: Arena) -> None:
     expect(row.counter == _ROUNDS, "and the counter is the highest attempt", row.counter)
 
 
-_RACES_CHECKS = (
-    one_of_many_takes_holds,
-    one_of_many_writes_of_a_version_holds,
-    concurrent_opens_agree_on_one_application,
-    concurrent_creates_agree_on_one_row,
-    a_seal_and_a_heartbeat_do_not_both_hold,
-    no_request_is_lost_to_a_heartbeat,
-)
-
-
 async def what_was_acknowledged_outlives_the_handles(arena: Arena) -> None:
     store = await arena.open()
     await store.register_member(member("a"))
     beaten = await _beat(store, HeartbeatWrite(member_id="a", attempt=1))
-    await store.put_stream(
-        StreamRow(stream_key=STREAM, name="orders", arn="", created_seconds=1.0, origin=TRIM_HORIZON)
-    )
+    await store.put_stream(_stream())
     await store.create_lease(lease(owner="a"))
     committed = await store.write_lease(replace(lease(owner="a"), checkpoint=at(5)), member_id="a", expected_version=0)
     await store.put_control(ControlRow(command_id="c", action="pause"))
@@ -842,13 +787,6 @@ async def applications_do_not_see_each_other(arena: Arena) -> None:
     expect([row.key for row in await other.read_leases()] == [lease(1).key], "leases are the application's own")
     expect([row.member_id for row in (await other.poll()).members] == ["b"], "so are members")
     expect(await other.read_lease(lease().key) is None, "and single rows")
-
-
-_DURABILITY_CHECKS = (
-    what_was_acknowledged_outlives_the_handles,
-    a_late_write_does_not_show_in_the_next_application_of_the_name,
-    applications_do_not_see_each_other,
-)
 
 
 # event loops, threads, deadlines
@@ -993,24 +931,49 @@ async def a_roll_back_shows(arena: Arena) -> None:
     expect(answer.counter_before == 1, "and a heartbeat returns the counter that was stored before it", answer)
 
 
-_LOOPS_CHECKS = (
+_CHECKS: tuple[Callable[[Arena], Awaitable[None]], ...] = (
+    an_application_is_made_once,
+    an_application_is_deleted_whole,
+    a_poll_shows_the_application_its_members_and_pending_commands,
+    a_viewer_is_noticed,
+    a_status_is_a_row_of_its_own_and_the_newest_stays,
+    fields_of_a_newer_version_are_kept,
+    the_incarnation_stays_and_is_recorded_under_a_condition,
+    an_application_is_moved_under_a_condition,
+    a_stream_is_put_once_and_written_by_version,
+    a_command_is_answered_once,
+    a_member_is_registered_once,
+    a_heartbeat_raises_the_counter_of_a_live_row_and_makes_none,
+    a_seal_holds_only_for_the_observed_counter_and_is_final,
+    leaving_is_one_write_and_final,
+    a_hand_off_is_asked_for_once_and_answered_by_a_heartbeat,
+    a_member_is_deleted_only_after_it_ended,
+    no_member_of_this_process_is_called_dead,
+    a_row_is_kept_whole,
+    a_lease_is_created_once,
+    rows_are_read_in_order_and_finished_ones_only_when_asked_for,
+    a_lease_is_taken_from_the_expected_owner_at_the_expected_version,
+    the_epoch_of_a_take_passes_its_floor,
+    only_the_owner_writes_a_lease_and_only_over_what_it_saw,
+    a_lost_answer_is_recognised_by_a_retry,
+    only_a_finished_row_is_deleted,
+    one_of_many_takes_holds,
+    one_of_many_writes_of_a_version_holds,
+    concurrent_opens_agree_on_one_application,
+    concurrent_creates_agree_on_one_row,
+    a_seal_and_a_heartbeat_do_not_both_hold,
+    no_request_is_lost_to_a_heartbeat,
     two_event_loops_use_one_handle,
     threads_with_handles_of_their_own_race_for_one_lease,
     a_cancelled_call_leaves_the_handle_usable,
     a_slow_store_keeps_no_deadline_and_answers_later,
     a_roll_back_shows,
 )
-
-
-_CHECKS: tuple[Callable[[Arena], Awaitable[None]], ...] = (
-    *_APPLICATION_CHECKS,
-    *_MEMBERS_CHECKS,
-    *_LEASES_CHECKS,
-    *_RACES_CHECKS,
-    *_LOOPS_CHECKS,
+_DURABLE_CHECKS = (
+    what_was_acknowledged_outlives_the_handles,
+    a_late_write_does_not_show_in_the_next_application_of_the_name,
+    applications_do_not_see_each_other,
 )
-
-
 _SEVERAL_WORKERS_CHECKS = (
     threads_with_handles_of_their_own_race_for_one_lease,
     a_late_write_does_not_show_in_the_next_application_of_the_name,
@@ -1035,7 +998,7 @@ def check_lease_store(
     a function that saves the storage and returns a function that restores it; with it, rollbacks are tested too.
     """
     make_arena = partial(Arena, make_store, durable=durable, single_worker=single_worker, slow=slow, snapshot=snapshot)
-    checks = _CHECKS + (_DURABILITY_CHECKS if durable else ())
+    checks = _CHECKS + (_DURABLE_CHECKS if durable else ())
     if single_worker:
         checks = tuple(check for check in checks if check not in _SEVERAL_WORKERS_CHECKS)
     failures = [failure for check in checks if (failure := _failure(check, make_arena)) is not None]

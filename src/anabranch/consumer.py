@@ -9,11 +9,12 @@ import os
 import random
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import fields, is_dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
+from inspect import signature
 from types import TracebackType
 from typing import Any, Final, Generic, Literal, Protocol, Self, TypeAlias, TypeVar, overload
 
@@ -111,8 +112,10 @@ class Consumer(Generic[T]):
         on_event: Callable[[Event], None] | None = None,
         alerts: Sequence[Alert] = (),
     ) -> None:
-        violations = check_types({**locals()}, KINDS)
+        given = {**locals()}
+        violations = check_types(given, KINDS)
         violations += number_violations(idle_timeout, concurrency, health_port)
+        self._changed_options = changed_options(given)
         self._streams = check_streams(stream, app=app, start=start, until=until, violations=violations)
         self._alerts = check_alerts(alerts)
         self._settings = settings or ConsumerSettings()
@@ -264,32 +267,10 @@ class Consumer(Generic[T]):
             until_seconds=until.timestamp() if isinstance(until, datetime) else None,
             alerts=self._alerts,
             region=ports.kinesis.region if isinstance(ports.kinesis, KinesisClient) else None,
-            differing_settings=self._differing_settings(),
+            differing_settings=self._changed_options,
         )
         claim = partial(self._claim, early_stop)
         return ConsumerRun(ports, plan, mode, self._handler_options, self._budget, claim=claim)
-
-    def _differing_settings(self) -> tuple[str, ...]:
-        """Options and settings that are not the default, for the log."""
-        options = self._handler_options
-        start: str | float = self._start
-        if isinstance(start, float):
-            start = datetime.fromtimestamp(start, UTC).isoformat()
-        given = (
-            ("start", start, "latest" if self._app is None else "trim_horizon"),
-            ("until", self._until.isoformat() if isinstance(self._until, datetime) else self._until, None),
-            ("idle_timeout", self._idle_timeout, None),
-            ("read", self._read, "polling"),
-            ("order", options.order, "shard"),
-            ("concurrency", options.concurrency, 32),
-            ("acknowledge", "manual" if self._manual_ack else "auto", "auto"),
-            ("metrics", ",".join(self.exporters.names), ""),
-            ("health_port", self.health_port, None),
-            ("alerts", ",".join(f"{alert.lag:g}s" for alert in self._alerts), ""),
-        )
-        found = [f"{name}={value}" for name, value, default in given if value != default]
-        found += differing("on_failure", options.policy, Retry())
-        return (*found, *differing("", self._settings, ConsumerSettings()))
 
     def _fanout_plan(self, store: LeaseStore) -> FanOutPlan:
         """Without `app=`, and with leases that end with the process, nobody could use the consumer again."""
@@ -590,6 +571,8 @@ KINDS: Final = {
     "aws": Aws | None,
     "health_port": int | None,
 }
+NOT_LOGGED: Final = {"stream", "app", "leases", "decode", "aws", "on_event"}
+"""The start is logged with the streams, the application and the store; the others may have secrets, or say nothing."""
 BATCH_KINDS: Final = {"max_records": int, "max_bytes": int, "max_wait": float}
 
 
@@ -632,23 +615,41 @@ def check_streams(
     return tuple(streams)
 
 
+def changed_options(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Options and settings that are not the default, for the log."""
+    defaults = {name: one.default for name, one in signature(Consumer).parameters.items() if name not in NOT_LOGGED}
+    defaults |= {"on_failure": Retry(), "settings": ConsumerSettings()}
+    found = [differing(name, given[name], default) for name, default in defaults.items() if given[name] is not None]
+    return tuple(text.removeprefix("settings.") for texts in found for text in texts)
+
+
 def differing(name: str, given: object, default: object) -> list[str]:
-    """The settings that are not the default, as `name=value`. What may have a secret in it is left out."""
+    """What is not the default, as `name=value`; of settings, each field by itself."""
     if is_dataclass(given) and type(given) is type(default):
         return [
             text
             for one in fields(given)
-            for text in differing(
-                f"{name}.{one.name}" if name else one.name, getattr(given, one.name), getattr(default, one.name)
-            )
+            for text in differing(f"{name}.{one.name}", getattr(given, one.name), getattr(default, one.name))
         ]
-    if given == default:
-        return []
-    if isinstance(given, Budget):
-        return [f"{name}={given.limit_bytes}"]
-    if isinstance(given, str) and "://" in given:
-        return [f"{name}={shown_url(given)}"]
-    return [f"{name}={given}" if isinstance(given, str | int | float | None) else f"{name}={type(given).__name__}"]
+    return [] if given == default else [f"{name}={shown(given)}"]
+
+
+def shown(value: object) -> str:
+    """The value for the log, without what may be secret."""
+    match value:
+        case list() | tuple():
+            return ",".join(map(shown, value))
+        case Alert():
+            return f"{value.lag:g}s"
+        case Budget():
+            return str(value.limit_bytes)
+        case datetime():
+            return value.isoformat()
+        case str() if "://" in value:
+            return shown_url(value)
+        case str() | int() | float() | None:
+            return str(value)
+    return type(value).__name__
 
 
 def check_letters(policy: Retry | None, app: str | None, aws: Aws | None) -> None:

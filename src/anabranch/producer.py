@@ -55,6 +55,9 @@ class Producer(Generic[T]):
     when `async with` ends.
     """
 
+    restart_reason: Final[str | None] = None
+    """No restart helps a producer."""
+
     def __init__(
         self,
         stream: str | None = None,
@@ -122,16 +125,9 @@ class Producer(Generic[T]):
         Can be called from any thread, and after `close`.
         """
         writer, loop = self._last_writer, self._loop
-        if writer is not None and loop is not None and not loop.is_closed():
-            return read_on(loop, writer.status) if loop.is_running() else writer.status()
-        if writer is not None:
-            return writer.status()
-        return ProducerStatus(error=None, buffered_bytes=0, buffer_limit_bytes=self._buffer_bytes, waiting_count=0)
-
-    @property
-    def restart_reason(self) -> str | None:
-        """None: no restart helps a producer."""
-        return None
+        if writer is None:
+            return ProducerStatus(error=None, buffered_bytes=0, buffer_limit_bytes=self._buffer_bytes, waiting_count=0)
+        return read_on(loop, writer.status) if loop is not None and loop.is_running() else writer.status()
 
     def health(self) -> HealthReport:
         """Whether it can write: it has not failed, is not closed, and requests do not fail one after another."""

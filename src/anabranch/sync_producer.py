@@ -10,8 +10,9 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import copy_context
+from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Literal, Self
+from typing import Any, Final, Generic, Literal, Self
 
 from anabranch._core.writing.lanes import check_keys
 from anabranch._engine.writing.write_thread import HandedRecord, SyncDelivery, WriteThread
@@ -38,6 +39,9 @@ class SyncProducer(Generic[T]):
     are still delivered within `ProducerSettings(exit_timeout=...)`, and what is not delivered is logged.
     """
 
+    restart_reason: Final[str | None] = None
+    """No restart helps a producer."""
+
     def __init__(
         self,
         stream: str | None = None,
@@ -54,23 +58,21 @@ class SyncProducer(Generic[T]):
         metrics: Sequence[Exporter] = (),
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
-        def make() -> Producer[bytes]:
-            return Producer(
-                stream,
-                order=order,
-                aggregate=aggregate,
-                linger=linger,
-                delivery_timeout=delivery_timeout,
-                buffer_bytes=buffer_bytes,
-                on_undelivered=on_undelivered,
-                settings=settings,
-                aws=aws,
-                metrics=metrics,
-                on_event=on_event,
-            )
-
-        self._make: Callable[[], Producer[bytes]] = make
-        self._producer = make()
+        self._make: Callable[[], Producer[bytes]] = partial(
+            Producer,
+            stream,
+            order=order,
+            aggregate=aggregate,
+            linger=linger,
+            delivery_timeout=delivery_timeout,
+            buffer_bytes=buffer_bytes,
+            on_undelivered=on_undelivered,
+            settings=settings,
+            aws=aws,
+            metrics=metrics,
+            on_event=on_event,
+        )
+        self._producer = self._make()
         """Runs in the thread, from the first put on."""
         self._stream = stream
         self._encode = encode_with(encode)
@@ -122,11 +124,6 @@ class SyncProducer(Generic[T]):
     def status(self) -> ProducerStatus:
         """The state of this producer, as `Producer.status`."""
         return self._producer.status()
-
-    @property
-    def restart_reason(self) -> str | None:
-        """None: no restart helps a producer."""
-        return None
 
     def health(self) -> HealthReport:
         """Whether it can write, as `Producer.health`."""

@@ -8,9 +8,12 @@ from typing import get_args
 
 import pytest
 from fleets import FLEETS, fleet_options_for, run_seed
+from harsh.lease_store import OneApplication, RowMade
 from harsh.options import ConsumeMode, HarshOptions
 from seed_search import search
 from variants.engine_variants import MISTAKES
+
+from anabranch.testing.journal import Journal, StoreEmptied
 
 REGRESSIONS = [
     int(line.split()[1])
@@ -80,6 +83,15 @@ def test_an_error_that_nobody_saw_is_in_the_verdict_of_every_run(monkeypatch):
     assert allocated
     assert verdicts[0].violations
     assert verdicts[0] == verdicts[1] == verdicts[2]
+
+
+def test_a_process_that_creates_the_application_again_after_the_store_was_emptied_is_found():
+    journal = Journal([OneApplication()])
+    for fact in (StoreEmptied(("a",)), RowMade(2, "b", "a lease")):
+        journal.tell(fact)
+    assert journal.violations == []
+    journal.tell(RowMade(3, "a", "a lease"))
+    assert "a was running before" in journal.violations[0].what
 
 
 def test_a_fleet_without_faults_repeats_nothing():

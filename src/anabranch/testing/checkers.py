@@ -26,7 +26,6 @@ def all_checkers(*, keeps_order: bool = True, commit_ms: int = 1_000) -> list[fa
         OneOwner(),
         NoOverlap(),
         QuietTransfers(),
-        OneApplication(),
         WithinBudget(),
         NoStandstill(),
         NoFalseSuccess(),
@@ -659,25 +658,6 @@ def _is_held_by(call: facts.RecordCall, process: str | None, fence_token: int) -
 
 def _is_same_batch(one: facts.RecordCall, other: facts.RecordCall) -> bool:
     return bool(one.batch) and (one.process, one.batch) == (other.process, other.batch)
-
-
-class OneApplication(facts.Checker):
-    """A process that has worked for an application never creates it a second time: after the store was emptied, it
-    makes no row there.
-    """
-
-    promise = "one application"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._orphans: dict[str, None] = {}
-
-    def tell(self, fact: facts.Fact) -> None:
-        match fact:
-            case facts.StoreEmptied(processes):
-                self._orphans |= dict.fromkeys(processes)
-            case facts.RowMade(at_ms, process, what) if process in self._orphans:
-                self.complain(at_ms, f"{process} was running before the store was emptied, and makes {what} again")
 
 
 # P5, bounded

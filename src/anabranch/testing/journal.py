@@ -194,14 +194,6 @@ class MemberLeft(Fact, frozen=True):
     member_id: str
 
 
-class RowMade(Fact, frozen=True):
-    """A process asked the store to make an application, a stream or a lease, and the store has it now."""
-
-    at_ms: int
-    process: str
-    what: str
-
-
 class LeaseDeleted(Fact, frozen=True):
     """Somebody deleted a lease row: its shard may be handled again from an earlier position."""
 

@@ -15,6 +15,7 @@ from harsh.lease_store import HarshLeaseStore, HarshRows
 from harsh.stream import HarshKinesis, HarshStream
 from harsh.worker import HarshWorker, simulated_budget, user_handler
 
+_AGGREGATE_MAX = 5
 _CHECK_SECONDS = 1.0
 _LOOK_SECONDS = 2.0
 _SEEN_WITHIN_SECONDS = 60.0
@@ -52,6 +53,20 @@ class HarshFleet(SimulatedFleet):
         options, left = self.options, self.records[self._history_count :]
         await self._write(left, (len(left) if options.backlog else len(self.records)) / options.faulty_seconds)
 
+    async def _write(self, records, rate):
+        """Writes `rate` records a second; some as aggregates of a few successive ones for the same shard."""
+        left = list(reversed(records))
+        while left:
+            some = [left.pop()]
+            is_aggregate = self.random.random() < self.options.aggregated
+            while is_aggregate and left and len(some) < _AGGREGATE_MAX and self._have_same_shard(some[0], left[-1]):
+                some.append(left.pop())
+            self.stream.write(some, is_aggregate=is_aggregate)
+            await asyncio.sleep(self.random.expovariate(rate))
+
+    def _have_same_shard(self, one, other):
+        return self.stream.exists and self.stream.shard_for(one[0]) == self.stream.shard_for(other[0])
+
     def _write_history(self):
         """Writes what exists before the first worker starts: closed shards with records in them, and a backlog."""
         times = self.options.reshards_before
@@ -65,9 +80,6 @@ class HarshFleet(SimulatedFleet):
             max(self._history_count, round(len(self.records) * self.options.backlog)),
         )
         self.stream.write(self.records[begun : self._history_count])
-
-    def _have_same_shard(self, one, other):
-        return self.stream.exists and super()._have_same_shard(one, other)
 
     # the workers
 

@@ -6,10 +6,37 @@ After a roll-back it reports another storage identity, and requests on their way
 from anabranch._model.leases import AppRow, LeaseRow, StreamRow
 from anabranch.errors import LeaseStoreError
 from anabranch.stores.row_store import Changed
-from anabranch.testing.journal import LeaseDeleted, LeaseWrite, RowMade, StoreEmptied, StoreWentBack
+from anabranch.testing.journal import Checker, Fact, LeaseDeleted, LeaseWrite, StoreEmptied, StoreWentBack
 from anabranch.testing.world.lease_store import SimulatedLeaseStore, SimulatedRows, StoreConnection
 
 _MADE = {"app": "the application", "lease": "a lease", "stream": "a stream"}
+
+
+class RowMade(Fact, frozen=True):
+    """A process asked the store to make an application, a stream or a lease, and the store has it now."""
+
+    at_ms: int
+    process: str
+    what: str
+
+
+class OneApplication(Checker):
+    """A process that has worked for an application never creates it a second time: after the store was emptied, it
+    makes no row there.
+    """
+
+    promise = "one application"
+
+    def __init__(self):
+        super().__init__()
+        self._orphans = {}
+
+    def tell(self, fact):
+        match fact:
+            case StoreEmptied(processes):
+                self._orphans |= dict.fromkeys(processes)
+            case RowMade(at_ms, process, what) if process in self._orphans:
+                self.complain(at_ms, f"{process} was running before the store was emptied, and makes {what} again")
 
 
 class HarshRows(SimulatedRows):
@@ -17,6 +44,7 @@ class HarshRows(SimulatedRows):
 
     def __init__(self, fleet):
         super().__init__(fleet)
+        self._journal.checkers.append(OneApplication())
         self.storage = 0
         self.emptied_count = 0
         self.has_lost_streams = False

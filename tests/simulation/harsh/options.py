@@ -17,6 +17,8 @@ class HarshOptions(FleetOptions, frozen=True, kw_only=True):
     consume_mode: ConsumeMode = "run"
     read: Literal["polling", "fanout"] = "polling"
     handler_seconds_max: float = 0.5
+    aggregated: float = 0.0
+    """Writes that are aggregates of up to five records."""
     failing: float = 0.0
     """Records whose first attempt, or first two, fail."""
     ends_at_tip: bool = False

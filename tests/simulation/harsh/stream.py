@@ -7,7 +7,9 @@ too long.
 from bisect import bisect_right
 
 from anabranch._aws.kinesis_client import EventSubscription
+from anabranch._model.hash_keys import md5_hash_key
 from anabranch._wire import bodies
+from anabranch._wire.aggregate import AggregateBuilder
 from anabranch.local.bodies import JSON
 from anabranch.local.errors import LocalError
 from anabranch.testing import journal as facts
@@ -17,6 +19,7 @@ from harsh.subscriptions import SimulatedStreams
 
 _RETENTION_MS = 24 * 3_600_000
 _BODY_SECONDS = 0.02
+_AGGREGATE_BYTES_MAX = 1 << 20
 
 
 class _ReadableShards(facts.Checker):
@@ -91,8 +94,23 @@ class HarshStream(SimulatedStream):
         self._kept.clear()
 
     def write(self, records, *, is_aggregate=False):
-        if self.exists:  # otherwise the put fails, and the records do not exist
-            super().write(records, is_aggregate=is_aggregate)
+        """Writes the records one by one, or all as one KPL aggregate; then they must belong to one shard."""
+        if not self.exists:
+            return  # the put fails, and the records do not exist
+        if not is_aggregate:
+            super().write(records)
+            return
+        named = [(self.journal_name(partition_key), data) for partition_key, data in records]
+        builder = AggregateBuilder()
+        for partition_key, data in named:
+            builder.add(partition_key, data, size_max=_AGGREGATE_BYTES_MAX)
+        answer = self._put(named[0][0], builder.finish())
+        for index, (partition_key, _) in enumerate(named):
+            self._note_written(answer, index, partition_key)
+
+    def shard_for(self, partition_key):
+        routing = self.state.account.streams[STREAM].routing
+        return routing.shard_for(md5_hash_key(self.journal_name(partition_key))).shard_id
 
     def _note_written(self, answer, sub_sequence_number, partition_key):
         super()._note_written(answer, sub_sequence_number, partition_key)

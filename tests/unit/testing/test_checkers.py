@@ -17,7 +17,6 @@ from anabranch.testing.checkers import (
     NoLoss,
     NoOverlap,
     NoStandstill,
-    OneApplication,
     OneOutcome,
     OneOwner,
     OrderPerKey,
@@ -47,7 +46,6 @@ from anabranch.testing.journal import (
     RecordCall,
     RecordExcused,
     RecordWritten,
-    RowMade,
     RunEnded,
     ShardOpened,
     StoreEmptied,
@@ -319,17 +317,14 @@ def test_after_a_store_went_back_tokens_may_repeat_but_owners_may_not_come_back(
     assert "stale dispatch" in journal.violations[0].what
 
 
-def test_calls_after_the_store_was_emptied_are_not_checked_but_must_not_create_the_application_again():
-    journal = Journal([OneOwner(), OneApplication()])
+def test_calls_after_the_store_was_emptied_are_not_checked():
+    journal = Journal([OneOwner()])
     journal.tell(CallStarted(call(1)))
     journal.tell(StoreEmptied(("a",)))
     journal.tell(CallStarted(call(1, process="b")))
-    journal.tell(RowMade(2, "b", "a lease"))
     journal.tell(CallStarted(call(2)))
     assert journal.violations == []
     assert journal.zombies == 1
-    journal.tell(RowMade(3, "a", "a lease"))
-    assert "a was running before" in journal.violations[0].what
 
 
 def test_a_checkpoint_a_version_or_an_epoch_that_goes_back_is_found():

@@ -21,7 +21,6 @@ from anabranch.testing.world.options import FleetOptions, ScriptAction
 from anabranch.testing.world.processes import MESSAGE_SECONDS_MAX, Network, ProcessScheduler, SimulatedProcess
 from anabranch.testing.world.worker import SimulatedWorker, UserHandler
 
-_AGGREGATE_MAX = 5
 _STEPS_MAX = 2_000_000
 """Twenty times what a large fleet takes, so a busy loop is found in seconds."""
 _CHECK_SECONDS = 1.0
@@ -214,21 +213,9 @@ class SimulatedFleet:
     # writing
 
     async def _write_all(self) -> None:
-        await self._write(self.records, len(self.records) / self.options.faulty_seconds)
-
-    async def _write(self, records: Sequence[tuple[str, bytes]], rate: float) -> None:
-        """Writes `rate` records a second; some as aggregates of a few successive ones for the same shard."""
-        left = list(reversed(records))
-        while left:
-            some = [left.pop()]
-            is_aggregate = self.random.random() < self.options.aggregated
-            while is_aggregate and left and len(some) < _AGGREGATE_MAX and self._have_same_shard(some[0], left[-1]):
-                some.append(left.pop())
-            self.stream.write(some, is_aggregate=is_aggregate)
-            await asyncio.sleep(self.random.expovariate(rate))
-
-    def _have_same_shard(self, one: tuple[str, bytes], other: tuple[str, bytes]) -> bool:
-        return self.stream.shard_for(one[0]) == self.stream.shard_for(other[0])
+        for record in self.records:
+            self.stream.write([record])
+            await asyncio.sleep(self.random.expovariate(len(self.records) / self.options.faulty_seconds))
 
     # the workers
 

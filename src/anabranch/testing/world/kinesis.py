@@ -9,10 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from anabranch._aws.errors import service_error
-from anabranch._model.hash_keys import md5_hash_key
 from anabranch._model.streams import BEFORE_FIRST_SUB, Position, ShardFilter, StartingPosition, StreamName
 from anabranch._wire import bodies
-from anabranch._wire.aggregate import AggregateBuilder
 from anabranch._wire.bodies import AwsError
 from anabranch._wire.messages import GetRecordsResponse, ListShardsResponse, StreamSummary
 from anabranch.budget import Budget
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _WALL_MS = 1_700_000_000_000
-_AGGREGATE_BYTES_MAX = 1 << 20
 
 
 class SimulatedStream:
@@ -81,19 +78,11 @@ class SimulatedStream:
 
     # writing
 
-    def write(self, records: Sequence[tuple[str, bytes]], *, is_aggregate: bool = False) -> None:
-        """Writes the records one by one, or all as one KPL aggregate; then they must belong to one shard."""
-        named = [(self.journal_name(partition_key), data) for partition_key, data in records]
-        if not is_aggregate:
-            for partition_key, data in named:
-                self._note_written(self._put(partition_key, data), BEFORE_FIRST_SUB, partition_key)
-            return
-        builder = AggregateBuilder()
-        for partition_key, data in named:
-            builder.add(partition_key, data, size_max=_AGGREGATE_BYTES_MAX)
-        answer = self._put(named[0][0], builder.finish())
-        for index, (partition_key, _) in enumerate(named):
-            self._note_written(answer, index, partition_key)
+    def write(self, records: Sequence[tuple[str, bytes]]) -> None:
+        """Writes (partition key, data) pairs one by one."""
+        for given_key, data in records:
+            partition_key = self.journal_name(given_key)
+            self._note_written(self._put(partition_key, data), BEFORE_FIRST_SUB, partition_key)
 
     def _put(self, partition_key: str, data: bytes) -> dict[str, Any]:
         return self._call("PutRecord", StreamName=STREAM, PartitionKey=partition_key, Data=data)
@@ -103,10 +92,6 @@ class SimulatedStream:
         record = facts.StreamRecord(self.journal_name(answer["ShardId"]), position, partition_key)
         self.written.append(record)
         self._journal.tell(facts.RecordWritten(record))
-
-    def shard_for(self, partition_key: str) -> str:
-        routing = self.state.account.streams[STREAM].routing
-        return routing.shard_for(md5_hash_key(self.journal_name(partition_key))).shard_id
 
     # resharding
 

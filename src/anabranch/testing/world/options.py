@@ -27,8 +27,6 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The interval between two commits."""
     settling_seconds: float = 180.0
     """After the faults end, all records must be handled within this time plus half a second for each."""
-    aggregated: float = 0.0
-    """Writes that are aggregates of up to five records."""
     lost: float = 0.0
     """Requests that are lost, and responses."""
     late: float = 0.0

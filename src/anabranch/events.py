@@ -502,7 +502,7 @@ class FanOutReturned(Event, frozen=True, kw_only=True):
 
 
 class ListingFailed(Event, frozen=True, kw_only=True):
-    """The stream's shards could not be listed. Known shards are still read, and the listing is retried."""
+    """The stream's shards could not be listed. The known ones are still used, and the listing is retried."""
 
     _words = "the shards could not be listed, retrying: {error}"
     level = logging.WARNING
@@ -835,20 +835,6 @@ class RecordsAbandoned(Event, frozen=True, kw_only=True):
     level = logging.ERROR
     record_count: int
     """Undelivered records, and failures that were not seen."""
-
-
-class ShardMapFailed(Event, frozen=True, kw_only=True):
-    """The stream's shards could not be listed; the producer continues with the known ones."""
-
-    _words = "the shards could not be listed, retrying: {error}"
-    level = logging.WARNING
-    error: str
-
-
-class ShardMapRecovered(Event, frozen=True, kw_only=True):
-    """The producer could list the stream's shards again."""
-
-    _words = "the shards could be listed again"
 
 
 class DeliveryProgress(Event, frozen=True, kw_only=True):

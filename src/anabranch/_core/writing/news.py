@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from anabranch._core.writing.limiter import ShardPace
-from anabranch.events import DeliveryProgress, Event, ShardMapRecovered, WriteRecovered, WriteUnthrottled
+from anabranch.events import DeliveryProgress, Event, ListingRecovered, WriteRecovered, WriteUnthrottled
 from anabranch.measures import WriteCounters
 
 FLOW_EVERY_MS: Final = 1_000
@@ -41,7 +41,7 @@ class WriteNews:
     def listed(self) -> Iterator[Event]:
         if self._map_has_failed:
             self._map_has_failed = False
-            yield ShardMapRecovered(stream=self._stream)
+            yield ListingRecovered(stream=self._stream)
 
     def call_succeeded(self, counters: WriteCounters, now_ms: int) -> Iterator[Event]:
         if self._failing_since_ms is not None:

@@ -45,8 +45,8 @@ from anabranch.events import (
     AggregationOff,
     Event,
     KeyBlocked,
+    ListingFailed,
     OrderUnconfirmed,
-    ShardMapFailed,
     StreamChanged,
     WriteFailed,
     WriteThrottled,
@@ -484,7 +484,7 @@ class StreamWriter(Generic[R]):
             outcome = Outcome.WRITTEN_STRADDLING
             self._apply_outcome(waiting.lane, waiting.bundle, outcome, waiting.result, waiting.attempt, now_ms)
         self._news.listing_failed()
-        self._events.append(ShardMapFailed(stream=self.stream, error=str(error)))
+        self._events.append(ListingFailed(stream=self.stream, error=str(error)))
         return self._steps()
 
     # outcomes

@@ -2,7 +2,7 @@ from stream_of_shards import HIGHEST, MIDDLE, Desk, listing, refused, shard, sha
 
 from anabranch._wire.messages import PutRecordsResultEntry
 from anabranch.errors import StreamNotFoundError, TransportError
-from anabranch.events import ShardMapFailed, StreamChanged
+from anabranch.events import ListingFailed, StreamChanged
 from anabranch.limits import KIB, MIB
 
 
@@ -160,7 +160,7 @@ def test_a_failed_listing_is_reported_and_tried_again_while_records_flow():
     desk.put(b"1", "k")
     desk.tick()
     desk.fail_listing(TransportError("no"))
-    assert isinstance(desk.events[-1], ShardMapFailed)
+    assert isinstance(desk.events[-1], ListingFailed)
     desk.answer(written(5))
     desk.put(b"2", "k")
     desk.tick()

@@ -2,7 +2,7 @@
 
 from anabranch._core.writing.limiter import ShardPace
 from anabranch._core.writing.news import WriteNews
-from anabranch.events import DeliveryProgress, ShardMapRecovered, WriteRecovered, WriteUnthrottled
+from anabranch.events import DeliveryProgress, ListingRecovered, WriteRecovered, WriteUnthrottled
 from anabranch.measures import WriteCounters
 
 
@@ -49,5 +49,5 @@ def test_a_listing_after_a_failed_one_is_reported_once():
     news = WriteNews("orders")
     assert list(news.listed()) == []
     news.listing_failed()
-    assert list(news.listed()) == [ShardMapRecovered(stream="orders")]
+    assert list(news.listed()) == [ListingRecovered(stream="orders")]
     assert list(news.listed()) == []

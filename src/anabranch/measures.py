@@ -1,4 +1,4 @@
-"""The counters and gauges of a run, as plain values that exporters, alerts and logs read.
+"""The counters of a run, as plain values that exporters, alerts and logs read.
 
 Counters only grow. The shards' counters are written where the engine updates anyway: per page, per call, per commit. So
 counting adds no function call for a record, and reading them costs nothing there either.
@@ -9,9 +9,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from anabranch.reasons import Reason
-
-__all__ = ["BOUNDS_MS", "ConsumerMeasures", "Counters", "ShardMeasures", "TimeBuckets", "WriteCounters"]
+__all__ = ["BOUNDS_MS", "Counters", "TimeBuckets", "WriteCounters"]
 
 BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
 """The upper bounds of the buckets, each included. One more bucket has everything above."""
@@ -97,64 +95,6 @@ def _combined(one: Counters, other: Counters, sign: int) -> Counters:
     counts = {name: getattr(one, name) + sign * getattr(other, name) for name in _COUNTS}
     calls = one.calls.plus(other.calls) if sign > 0 else one.calls.since(other.calls)
     return Counters(**counts, calls=calls)
-
-
-class ShardMeasures(msgspec.Struct, frozen=True, kw_only=True):
-    """One shard that this process holds, now."""
-
-    stream: str
-    shard_id: str
-    counters: Counters
-    """Since its lease was taken."""
-    lag: float | None
-    """Seconds: the age of its oldest unfinished record, by the service's clock; with none, how far its reads are behind
-    the tip (rule O4). None until it was read.
-    """
-    millis_behind_latest: int | None
-    """As the service said in the last answer: how far the last read is behind the tip."""
-    retention_left: float | None
-    """Seconds until its oldest unfinished record is trimmed; None until it was read."""
-    checkpoint_age: float | None
-    """Seconds since its checkpoint was last written; None if it never was."""
-    unfinished_count: int
-    buffered_bytes: int
-    subscription_age: float | None
-    """For how long the present subscription is active, with fan-out; None if it is not."""
-    reason: Reason | None
-    """Why it is stalled; None if it is not."""
-
-
-class ConsumerMeasures(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of a consumer, now."""
-
-    app: str
-    counters: Counters
-    """Since the run began, also of shards that it no longer holds."""
-    shards: tuple[ShardMeasures, ...]
-    """Those that it holds: the active shards."""
-    budget_used_bytes: int
-    """Buffered records, and the room that reads under way have reserved."""
-    budget_limit_bytes: int
-    lease_taken_count: int
-    hand_off_count: int
-    """Leases that it gave to another worker."""
-    lease_lost_count: int
-    """Leases that it lost without giving or releasing them."""
-    store_calls: TimeBuckets
-    """Calls to the lease store, failed ones included."""
-    store_failure_count: int
-    """Calls that failed or had no answer in time."""
-    store_throttle_count: int
-    """Those of them that were throttled."""
-    dead_letter_age: float | None = None
-    """Seconds since the last dead letter was written; None if none was."""
-    loop_lags: TimeBuckets
-    """How late the event loop was, measured twice a second."""
-
-    @property
-    def lag(self) -> float | None:
-        """The largest of all shards; None if unknown."""
-        return max((shard.lag for shard in self.shards if shard.lag is not None), default=None)
 
 
 class WriteCounters(msgspec.Struct):

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from anabranch.measures import WriteCounters
+from anabranch.measures import Counters, TimeBuckets, WriteCounters
 from anabranch.reasons import Reason, WorkerDead, WorkerSilent
 from anabranch.records import Record
 
@@ -92,18 +92,16 @@ class ShardState(msgspec.Struct, frozen=True, kw_only=True):
     retention_left: float | None
     """Seconds until its oldest unfinished record is trimmed; None until it was read."""
     millis_behind_latest: int | None
-    """How far the last read was behind the tip. What was read may still be unfinished."""
+    """As Kinesis said: how far the last read was behind the tip. What was read may still be unfinished."""
+    checkpoint_age: float | None
+    """Seconds since its checkpoint was last written; None if it never was."""
     unfinished_count: int
-    finished_count: int
-    """Since the lease was taken, with those that were skipped or dead-lettered."""
+    counters: Counters
+    """Since the lease was taken."""
     held_bytes: int
     fence_token: int
     subscription: SubscriptionState | None = None
     """With `read="fanout"`."""
-    skipped_count: int = 0
-    """Since the lease was taken: by the policy, or by an operator."""
-    dead_letter_count: int = 0
-    """Since the lease was taken."""
 
 
 class ConsumerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +121,39 @@ class ConsumerStatus(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def lag(self) -> float | None:
         """Seconds: the largest of its shards; None if unknown."""
+        return max((shard.lag for shard in self.shards if shard.lag is not None), default=None)
+
+
+class ConsumerMeasures(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of a consumer, now."""
+
+    app: str
+    counters: Counters
+    """Since the run began, also of shards that it no longer holds."""
+    shards: tuple[ShardState, ...]
+    """Those that it holds: the active shards."""
+    budget_used_bytes: int
+    """Buffered records, and the room that reads under way have reserved."""
+    budget_limit_bytes: int
+    lease_taken_count: int
+    hand_off_count: int
+    """Leases that it gave to another worker."""
+    lease_lost_count: int
+    """Leases that it lost without giving or releasing them."""
+    store_calls: TimeBuckets
+    """Calls to the lease store, failed ones included."""
+    store_failure_count: int
+    """Calls that failed or had no answer in time."""
+    store_throttle_count: int
+    """Those of them that were throttled."""
+    dead_letter_age: float | None = None
+    """Seconds since the last dead letter was written; None if none was."""
+    loop_lags: TimeBuckets
+    """How late the event loop was, measured twice a second."""
+
+    @property
+    def lag(self) -> float | None:
+        """The largest of all shards; None if unknown."""
         return max((shard.lag for shard in self.shards if shard.lag is not None), default=None)
 
 

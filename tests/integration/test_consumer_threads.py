@@ -411,7 +411,9 @@ def test_a_thread_that_overruns_its_timeout_is_reported_with_its_line_and_not_re
             assert "in_a_thread (test_consumer_threads.py:" in reasons()[0].at
             assert handler.calls == 1
             handler.let_go.set()
-            await until(lambda: handler.running == 0 and consumer.status().shards[0].finished_count == 1, "the end")
+            await until(
+                lambda: handler.running == 0 and consumer.status().shards[0].counters.handled_count == 1, "the end"
+            )
             assert handler.most_running == 1
             await consumer.stop()
             await running

@@ -139,7 +139,9 @@ def test_a_run_that_fails_has_a_line_with_its_totals():
             happened = []
             consumer, running = consume(world, happened)
             world.put("abc")
-            await until(lambda: consumer.status().shards and consumer.status().shards[0].finished_count == 3, "them")
+            await until(
+                lambda: consumer.status().shards and consumer.status().shards[0].counters.handled_count == 3, "them"
+            )
             consumer._consumer_run._on_callback_error(RuntimeError("a defect"))
             await asyncio.wait([running])
             assert running.exception() is not None

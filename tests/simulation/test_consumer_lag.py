@@ -55,7 +55,9 @@ def test_a_shard_at_the_tip_has_no_lag_whatever_the_age_of_its_last_record(read)
             await asyncio.sleep(1_000)
             consumer = world.consumer(app="billing", leases="memory://", read=read)
             running = asyncio.create_task(consumer.run(lambda record: None))
-            await until(lambda: consumer.status().shards and shard(consumer).finished_count == 3, "three records")
+            await until(
+                lambda: consumer.status().shards and shard(consumer).counters.handled_count == 3, "three records"
+            )
             for _ in range(100):  # also while nothing arrives for the whole time of a subscription
                 await asyncio.sleep(5)
                 assert (shard(consumer).lag, shard(consumer).millis_behind_latest) == (0, 0)
@@ -163,7 +165,7 @@ def test_every_way_to_consume_counts_records_bytes_and_times(consume, options, c
             assert counted.calls.total_ms == pytest.approx(600, abs=45)
             assert found.store_calls.count > 3
             assert (found.lease_taken_count, found.store_failure_count) == (1, 0)
-            assert [shard.buffered_bytes for shard in found.shards] == [0]
+            assert [shard.held_bytes for shard in found.shards] == [0]
             assert found.shards[0].counters == counted
             await consumer.stop()
             await asyncio.gather(running, return_exceptions=True)
@@ -191,7 +193,9 @@ def test_totals_keep_what_was_counted_of_shards_that_are_gone():
             world.put("abcdefgh")
             consumer = world.consumer(app="billing", leases="memory://")
             running = asyncio.create_task(consumer.run(lambda record: None))
-            await until(lambda: consumer.status().shards and shard(consumer).finished_count == 8, "the first records")
+            await until(
+                lambda: consumer.status().shards and shard(consumer).counters.handled_count == 8, "the first records"
+            )
             world.split()
             world.put("abcdefgh")
             await until(lambda: len(consumer.status().shards) == 2, "the children")

@@ -60,7 +60,9 @@ def test_a_call_that_ignores_its_time_out_is_named_with_its_place_and_not_tried_
             assert "in_the_loop (test_consumer_timeouts.py:" in reasons()[0].at
             assert handler.calls == 1
             handler.let_go.set()
-            await until(lambda: handler.running == 0 and consumer.status().shards[0].finished_count == 1, "the end")
+            await until(
+                lambda: handler.running == 0 and consumer.status().shards[0].counters.handled_count == 1, "the end"
+            )
             assert handler.most_running == 1
             await consumer.stop()
             await running

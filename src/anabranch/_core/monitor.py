@@ -24,9 +24,9 @@ from anabranch.events import (
     StoreAnswered,
     StoreUnanswered,
 )
-from anabranch.measures import ConsumerMeasures, Counters, ShardMeasures
+from anabranch.measures import Counters
 from anabranch.reasons import Reason, StoppedAtRecord
-from anabranch.reports import FleetStatus
+from anabranch.reports import ConsumerMeasures, FleetStatus, ShardState
 
 PROGRESS_EVERY_MS: Final = 60_000
 STILL_STOPPED_EVERY_MS: Final = 300_000
@@ -105,7 +105,7 @@ class AlertState:
         )
 
 
-def worst_lag(shards: Sequence[ShardMeasures]) -> Lag | None:
+def worst_lag(shards: Sequence[ShardState]) -> Lag | None:
     """None if no lag is known."""
     lags = [Lag(shard.lag, shard.stream, shard.shard_id, shard.reason) for shard in shards if shard.lag is not None]
     return max(lags, key=lambda lag: lag.seconds, default=None)
@@ -242,7 +242,7 @@ class RunMonitor:
 
     # conditions that last
 
-    def _still_stopped(self, shards: Sequence[ShardMeasures], now_ms: int) -> list[Event]:
+    def _still_stopped(self, shards: Sequence[ShardState], now_ms: int) -> list[Event]:
         stopped = {
             (shard.stream, shard.shard_id): shard for shard in shards if isinstance(shard.reason, StoppedAtRecord)
         }
@@ -256,7 +256,7 @@ class RunMonitor:
                 )
         return events
 
-    def _retention(self, shards: Sequence[ShardMeasures]) -> list[Event]:
+    def _retention(self, shards: Sequence[ShardState]) -> list[Event]:
         """Warns about shards that are about to lose records, and again each time the time left has halved."""
         events: list[Event] = []
         reported: dict[tuple[str, str], float] = {}

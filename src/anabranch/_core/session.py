@@ -274,10 +274,12 @@ class Session:
         reason: Reason | None,
         subscription: SubscriptionState | None = None,
         *,
+        wall_ms: int,
         service_seconds: float | None = None,
     ) -> ShardState:
         """`service_seconds`: the time by the service's clock; None before its first answer."""
         watermark, lag = self.row.checkpoint.watermark, self.lag_seconds(service_seconds)
+        written_ms = self.row.checkpointed_at_wall_ms
         return ShardState(
             stream=self.stream.name,
             shard_id=self.shard_id,
@@ -287,10 +289,9 @@ class Session:
             lag=lag,
             retention_left=self.retention_left_seconds(lag, service_seconds),
             millis_behind_latest=self.behind_ms,
+            checkpoint_age=None if written_ms is None else max(0, wall_ms - written_ms) / 1000,
             unfinished_count=self.lane.unfinished_count,
-            finished_count=self.lane.finished_count,
-            skipped_count=self.counters.skipped_count,
-            dead_letter_count=self.counters.dead_letter_count,
+            counters=self.counted,
             held_bytes=self._held_bytes,
             fence_token=self.row.fence_token,
             subscription=subscription,

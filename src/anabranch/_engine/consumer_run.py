@@ -71,10 +71,10 @@ from anabranch.events import (
     ShardStarted,
     ZombieCall,
 )
-from anabranch.measures import ConsumerMeasures, Counters
+from anabranch.measures import Counters
 from anabranch.reasons import PausedByProgram, ReadsFailing, Reason, StoppedByCrashes, StoppedByHandler
 from anabranch.records import Batch, Record
-from anabranch.reports import ConsumerStatus, StopReport
+from anabranch.reports import ConsumerMeasures, ConsumerStatus, ShardState, StopReport
 
 T = TypeVar("T")
 
@@ -916,10 +916,14 @@ class ConsumerRun:
             member_id=self.fleet.member_id if self.has_joined else None,
             fenced=not (self.has_joined and self.fleet.may_start()),
             paused=self._is_paused,
-            shards=self._reports.states(tuple(self.sessions.values()), *self._stall_inputs()),
+            shards=self._shard_states(*self._stall_inputs()),
             budget_used_bytes=self._budget.used_bytes,
             budget_limit_bytes=self._budget.limit_bytes,
         )
+
+    def _shard_states(self, now_ms: int, blocked: Reason | None) -> tuple[ShardState, ...]:
+        sessions = tuple(self.sessions.values())
+        return self._reports.states(sessions, now_ms, blocked, wall_ms=self._ports.clock.wall_ms())
 
     def _counters(self) -> Counters:
         """The counters of all shards since the run began."""
@@ -953,11 +957,11 @@ class ConsumerRun:
 
     def measures(self) -> ConsumerMeasures:
         """The counters so far, and the current state."""
-        (now_ms, blocked), fleet, sessions = self._stall_inputs(), self.fleet, tuple(self.sessions.values())
+        (now_ms, blocked), fleet = self._stall_inputs(), self.fleet
         return ConsumerMeasures(
             app=self._plan.app.app,
             counters=self._counters(),
-            shards=self._reports.measures(sessions, now_ms, self._ports.clock.wall_ms(), blocked),
+            shards=self._shard_states(now_ms, blocked),
             budget_used_bytes=self._budget.used_bytes,
             budget_limit_bytes=self._budget.limit_bytes,
             lease_taken_count=self._taken_count,

@@ -18,7 +18,6 @@ from anabranch._engine.processor import Processor
 from anabranch._model.leases import LeaseKey, ShardStatus, SubscriptionStatus
 from anabranch._model.streams import Position
 from anabranch.events import Event, ShardRecovered, ShardStalled
-from anabranch.measures import ShardMeasures
 from anabranch.reasons import (
     BudgetFull,
     HandedOver,
@@ -129,8 +128,10 @@ class ShardReports:
         )
         return tuple(statuses)
 
-    def states(self, sessions: Iterable[Session], now_ms: int, blocked: Reason | None = None) -> tuple[ShardState, ...]:
-        """For `Consumer.status()` between two reports: measures nothing and emits nothing."""
+    def states(
+        self, sessions: Iterable[Session], now_ms: int, blocked: Reason | None = None, *, wall_ms: int
+    ) -> tuple[ShardState, ...]:
+        """For `Consumer.status()` and metrics between two reports: measures nothing and emits nothing."""
         calls = _Calls(self._processor, now_ms, self._letters())
         service_seconds = self._service_clock.seconds(now_ms)
         return tuple(
@@ -138,19 +139,10 @@ class ShardReports:
                 _stall_reason(self._last_measured(session, now_ms), now_ms, blocked, calls)
                 or _full_budget_reason(session, now_ms),
                 self._reader.subscription_of(session),
+                wall_ms=wall_ms,
                 service_seconds=service_seconds,
             )
             for session in sessions
-        )
-
-    def measures(
-        self, sessions: Iterable[Session], now_ms: int, wall_ms: int, blocked: Reason | None
-    ) -> tuple[ShardMeasures, ...]:
-        """As `states`, with the counters."""
-        sessions = tuple(sessions)
-        return tuple(
-            _measures(session, state, wall_ms)
-            for session, state in zip(sessions, self.states(sessions, now_ms, blocked), strict=True)
         )
 
     def _last_measured(self, session: Session, now_ms: int) -> _Progress:
@@ -250,23 +242,6 @@ class ShardReports:
 def _is_subscribed(status: ShardStatus) -> bool:
     """True also for a shard that needs no subscription."""
     return status.subscription is None or status.subscription.state == "active"
-
-
-def _measures(session: Session, state: ShardState, wall_ms: int) -> ShardMeasures:
-    written_ms, subscription = session.row.checkpointed_at_wall_ms, state.subscription
-    return ShardMeasures(
-        stream=state.stream,
-        shard_id=state.shard_id,
-        counters=session.counted,
-        lag=state.lag,
-        millis_behind_latest=state.millis_behind_latest,
-        retention_left=state.retention_left,
-        checkpoint_age=None if written_ms is None else max(0, wall_ms - written_ms) / 1000,
-        unfinished_count=state.unfinished_count,
-        buffered_bytes=state.held_bytes,
-        subscription_age=None if subscription is None else subscription.seconds,
-        reason=state.reason,
-    )
 
 
 def _stall_reason(progress: _Progress, now_ms: int, blocked: Reason | None, calls: _Calls) -> Reason | None:

@@ -12,8 +12,8 @@ import msgspec
 from msgspec.structs import replace
 
 from anabranch.events import Event, MetricRefused
-from anabranch.measures import ConsumerMeasures, Counters, ShardMeasures, TimeBuckets, WriteCounters
-from anabranch.reports import ProducerStatus, StreamWrites
+from anabranch.measures import Counters, TimeBuckets, WriteCounters
+from anabranch.reports import ConsumerMeasures, ProducerStatus, ShardState, StreamWrites
 
 Level: TypeAlias = Literal["none", "summary", "detailed"]
 """`none`: nothing; `summary`: the process, or each stream of a producer; `detailed`: each shard as well."""
@@ -140,14 +140,14 @@ STORE_ERRORS: Final = _counter("StoreErrors", "Calls to the lease store that fai
 STORE_THROTTLES: Final = _counter("StoreThrottles", "Calls that the lease store throttled.")
 LOOP_LAG: Final = Metric("LoopLag", "times", "Milliseconds", "How late the event loop was.")
 
-_OF_SHARD: Final[Mapping[Metric, Callable[[ShardMeasures], float | None]]] = {
+_OF_SHARD: Final[Mapping[Metric, Callable[[ShardState], float | None]]] = {
     BEHIND: lambda shard: shard.millis_behind_latest,
     LAG: lambda shard: None if shard.lag is None else round(shard.lag * 1_000),
     RETENTION_LEFT: lambda shard: shard.retention_left,
     CHECKPOINT_AGE: lambda shard: shard.checkpoint_age,
     UNFINISHED: lambda shard: shard.unfinished_count,
-    BUFFERED: lambda shard: shard.buffered_bytes,
-    SUBSCRIPTION_AGE: lambda shard: shard.subscription_age,
+    BUFFERED: lambda shard: shard.held_bytes,
+    SUBSCRIPTION_AGE: lambda shard: None if shard.subscription is None else shard.subscription.seconds,
     STALLED: lambda shard: int(shard.reason is not None),
 }
 """The gauges of each shard; those of the process are over all of its shards."""
@@ -191,7 +191,7 @@ def consumer_measurements(
             yield from _shard_measurements(shard, labels)
 
 
-def _shard_measurements(shard: ShardMeasures, of_app: Mapping[str, str]) -> Iterator[Measurement]:
+def _shard_measurements(shard: ShardState, of_app: Mapping[str, str]) -> Iterator[Measurement]:
     labels = {**of_app, "stream": shard.stream, "shard_id": shard.shard_id}
     yield from _counted(shard.counters, labels)
     for metric, value_of in _OF_SHARD.items():

@@ -168,7 +168,7 @@ def test_a_stopped_shard_is_explained_by_its_record(worker, server, cli):
     wait_for(lambda: any(state.phase == "stopped" for state in worker.consumer.status().shards), "the stop again")
     passed = cli(*shlex.split(skip)[1:], "--json").json
     assert (passed["state"], passed["action"]) == ("applied", "skip")
-    wait_for(lambda: any(state.skipped_count == 1 for state in worker.consumer.status().shards), "the skip")
+    wait_for(lambda: any(state.counters.skipped_count == 1 for state in worker.consumer.status().shards), "the skip")
     assert {state.phase for state in worker.consumer.status().shards} == {"reading"}
     assert f"skip shardId-000000000000 {passed['position']}: applied" in cli("apps", "show", "billing").out
     nothing = cli(*shlex.split(resume)[1:])

@@ -10,23 +10,25 @@ from anabranch._core.leases.store_calls import NoAnswer
 from anabranch._core.monitor import AlertState, FleetLag, Lag, RunMonitor
 from anabranch.errors import ConfigurationError
 from anabranch.events import AlertCleared, AlertFired, ConsumerProgress, ShardProgress, ShardStillStopped
-from anabranch.measures import ConsumerMeasures, Counters, ShardMeasures, TimeBuckets
+from anabranch.measures import Counters, TimeBuckets
 from anabranch.reasons import NoLiveWorker, PausedByProgram, StoppedByPayload
-from anabranch.reports import FleetStatus
+from anabranch.reports import ConsumerMeasures, FleetStatus, ShardState
 from fleet_samples import SHARD as FLEET_SHARD
 
-SHARD = ShardMeasures(
+SHARD = ShardState(
     stream="orders",
     shard_id="shardId-0",
+    phase="reading",
+    reason=None,
+    checkpoint=None,
     counters=Counters(),
     lag=0.0,
     millis_behind_latest=0,
     retention_left=86_400.0,
     checkpoint_age=None,
     unfinished_count=0,
-    buffered_bytes=0,
-    subscription_age=None,
-    reason=None,
+    held_bytes=0,
+    fence_token=1,
 )
 MEASURES = ConsumerMeasures(
     app="billing",

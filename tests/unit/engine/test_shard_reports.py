@@ -294,9 +294,9 @@ def test_a_status_between_two_reports_has_the_reason_and_emits_nothing():
     read(session, *map(plain, range(10)))
     running = session.next_work(0)
     reports.report([session, other], 0)
-    assert [state.reason for state in reports.states([other, session], 1_000, PAUSED)] == [PAUSED, PAUSED]
-    (waiting,) = reports.states([session], 12_000)
+    assert [state.reason for state in reports.states([other, session], 1_000, PAUSED, wall_ms=0)] == [PAUSED, PAUSED]
+    (waiting,) = reports.states([session], 12_000, wall_ms=0)
     assert (waiting.reason.code, waiting.reason.seconds) == ("record-unfinished", 12)
     session.finish(running)
-    assert reports.states([session, make_session(2)], 12_000)[0].reason is None
+    assert reports.states([session, make_session(2)], 12_000, wall_ms=0)[0].reason is None
     assert told == []

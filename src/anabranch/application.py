@@ -37,10 +37,10 @@ __all__ = ["Application"]
 
 _POLL_SECONDS: Final = 0.25
 _ANSWER_MS: Final = 10_000
-"""How long a command waits for the fleet, besides the time after which a silent worker counts as dead."""
-_ALONE_SECONDS: Final = 5.0
-_NAME_MAX: Final = 30
-_RENEWAL_SECONDS: Final = 1.0
+"""How long a command waits for an answer, after every silent worker counts as dead."""
+_APPLY_SECONDS: Final = 5.0
+_REQUESTER_CHARACTERS_MAX: Final = 30
+_WATCH_WRITE_SECONDS: Final = 1.0
 _SCALING_KINDS: Final = {
     "target_lag": float,
     "catch_up": float,
@@ -77,7 +77,7 @@ class Application:
         try:
             await self._open()
         except LeaseStoreInvalidError as error:
-            if error.code != "half_deleted":  # `delete` ends it
+            if error.code != "half_deleted":  # `delete` completes the deletion
                 raise
         return self
 
@@ -98,9 +98,9 @@ class Application:
         return self._store
 
     async def status(self, *, watch: bool = False) -> FleetStatus:
-        """Reads all members and shards, and asks the workers to report, at most every 5 seconds. Heartbeats and reports
-        are seen as a change between two calls, at most 15 seconds apart: the first call sees no heartbeat, no lag and
-        no rate, and the reasons that it sees may be a minute old.
+        """Reads all members and shards, and asks the workers to report, at most every 5 seconds. Heartbeats, lags and
+        rates follow from the changes between two calls that are at most 15 seconds apart. So the first call has none of
+        them, and its reasons may be a minute old.
 
         With `watch`, it polls until every live member has sent a heartbeat and a report: a few seconds, at most half of
         a lease's expiry plus 2 seconds. A store that shows changes late (S3) is not waited for.
@@ -192,7 +192,7 @@ class Application:
         if self._renewed_ms is None or now_ms - self._renewed_ms >= RENEWED_EVERY_MS:
             self._renewed_ms = now_ms
             with contextlib.suppress(LeaseError, TimeoutError):
-                async with asyncio.timeout(_RENEWAL_SECONDS):
+                async with asyncio.timeout(_WATCH_WRITE_SECONDS):
                     await store.renew_watch()
 
     async def _read(self) -> tuple[FleetStatus, FleetRows]:
@@ -279,7 +279,7 @@ class Application:
                 return stored
             status, rows = await self._read()
             now_ms = self._clock.now_ms()
-            if not status.live_members and await self._apply_alone(store, command, rows):
+            if not status.live_members and await self._apply_without_workers(store, command, rows):
                 continue
             if deadline_ms is None:
                 longest = max((member.expiry for member in status.live_members), default=0.0)
@@ -289,7 +289,7 @@ class Application:
                 await store.write_control(expired)
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def _apply_alone(self, store: LeaseStore, command: ControlRow, rows: FleetRows) -> bool:
+    async def _apply_without_workers(self, store: LeaseStore, command: ControlRow, rows: FleetRows) -> bool:
         """Applies a command while no worker runs. Returns False if one has started meanwhile."""
         for row in rows.members:
             if row.state == "live":
@@ -305,7 +305,7 @@ class Application:
         outcome = apply_to_row(command, lease)
         if outcome.row is not None:
             member = MemberRow(
-                member_id=f"{command.requested_by[:_NAME_MAX]}#{secrets.token_hex(16)}",
+                member_id=f"{command.requested_by[:_REQUESTER_CHARACTERS_MAX]}#{secrets.token_hex(16)}",
                 expiry_ms=LEASE_EXPIRY_MS_DEFAULT,
                 order=lease.checkpoint.order,
                 shards_max=0,  # workers that start meanwhile give it nothing
@@ -323,7 +323,7 @@ class Application:
         """Takes the lease and writes it, fast enough to need no heartbeat. Returns False if another member has it."""
         await store.register_member(member)
         try:
-            async with asyncio.timeout(_ALONE_SECONDS):
+            async with asyncio.timeout(_APPLY_SECONDS):
                 taken = await store.take_lease(
                     lease.key, member.member_id, expected_owner=lease.owner, expected_version=lease.version
                 )
@@ -336,7 +336,7 @@ class Application:
                 return not isinstance(answer, Conflict)
         except TimeoutError as error:
             raise LeaseStoreError(
-                f"lease store {store} gave no answer within {_ALONE_SECONDS:.0f} s: repeat the command, or start a "
+                f"lease store {store} gave no answer within {_APPLY_SECONDS:.0f} s: repeat the command, or start a "
                 "worker, which applies it"
             ) from error
         finally:
@@ -344,7 +344,7 @@ class Application:
 
     async def delete(self) -> None:
         """Deletes the application with its leases and checkpoints. Refuses while any worker is still heartbeating.
-        Deletes what an earlier deletion that failed has left.
+        Completes an earlier deletion that failed half-way.
 
         If the store cannot prove that a process is dead, this takes as long as a lease's expiry.
         """

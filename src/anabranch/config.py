@@ -83,7 +83,7 @@ def _are_credentials(value: Any) -> bool:
 
 
 def _is_worker_id(name: str) -> bool:
-    """A name that needs no escapes in JSON, so that its length is what it costs."""
+    """Whether the name is short and needs no escapes in JSON, which would make the stored row longer."""
     is_short = 0 < len(name.encode(errors="replace")) <= WORKER_ID_BYTES_MAX
     return is_short and name.isprintable() and not set(name) & set('"\\')
 

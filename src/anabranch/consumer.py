@@ -286,9 +286,7 @@ class Consumer(Generic[T]):
         )
 
     def _next_early_stop(self) -> asyncio.Event:
-        """What stops the next run before it starts. A stop() before now was meant for the last run, if there was
-        one.
-        """
+        """The event that stops the next run before it starts. A stop() until now was meant for the last run, if any."""
         if self._consumer_run is not None:
             self._early_stop = asyncio.Event()
         return self._early_stop
@@ -590,7 +588,7 @@ def number_violations(idle_timeout: float | None, concurrency: int, health_port:
 def check_streams(
     stream: object, *, app: str | None, start: object, until: object, violations: Sequence[str]
 ) -> tuple[StreamName, ...]:
-    """`violations`: what else is wrong, to be reported with what is wrong here."""
+    """`violations`: the errors found so far. They are raised together with those found here."""
     violations = list(violations)
     names = tuple(stream) if isinstance(stream, Collection) and not isinstance(stream, str) else (stream,)
     streams: list[StreamName] = []
@@ -653,7 +651,7 @@ def shown(value: object) -> str:
 
 
 def check_letters(policy: Retry | None, app: str | None, aws: Aws | None) -> None:
-    """Opens nothing yet."""
+    """Checks where dead letters go; opens nothing."""
     if policy is None or not isinstance(policy.then, DeadLetter):
         return
     then = policy.then

@@ -28,7 +28,7 @@ _STANDARD: Final = frozenset({*vars(logging.makeLogRecord({})), "message", "asct
 """What every log record has. All else was passed as `extra=`."""
 DEPTH_MAX: Final = 8
 NUMBER_MAX: Final = sys.float_info.max
-"""Larger ones, and those that are not finite, are written as text."""
+"""Larger numbers, and those that are not finite, are written as text."""
 
 
 class JsonFormatter(logging.Formatter):
@@ -52,22 +52,22 @@ class JsonFormatter(logging.Formatter):
             document["traceback"] = self.formatException(record.exc_info)
         if record.stack_info:
             document["stack_trace"] = self.formatStack(record.stack_info)
-        # ASCII only: whatever is in a message, it stays on one line and controls no terminal.
+        # ASCII only: a message can neither break the line nor control a terminal.
         try:
             return json.dumps(document, default=str, allow_nan=False)
-        except Exception:  # noqa: BLE001 -- whatever somebody logs, the line is not lost
+        except Exception:  # noqa: BLE001 -- a field that JSON cannot hold must not lose the line
             return json.dumps(_plain(document, DEPTH_MAX))
 
 
 def _message(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
-    except Exception as error:  # noqa: BLE001 -- its arguments do not fit, or cannot be shown
+    except Exception as error:  # noqa: BLE001 -- the arguments do not fit the text, or their `__str__` failed
         return f"{_text(record.msg)} (its arguments cannot be formatted: {_text(error)})"
 
 
 def _plain(value: Any, depth: int) -> Any:
-    """The value as JSON allows it: keys are texts, numbers are finite, and what contains itself ends somewhere."""
+    """The value as JSON allows it: keys are text, numbers are finite, and nesting is limited."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int | float) and abs(value) <= NUMBER_MAX:
@@ -84,7 +84,7 @@ def _plain(value: Any, depth: int) -> Any:
 def _text(value: object) -> str:
     try:
         return str(value)
-    except Exception as error:  # noqa: BLE001 -- a defect of what was logged
+    except Exception as error:  # noqa: BLE001 -- its own `__str__` failed
         return f"<{type(value).__name__} that cannot be shown: {type(error).__name__}>"
 
 

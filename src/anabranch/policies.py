@@ -69,12 +69,12 @@ class Retry:
     """The longest first pause in seconds. It doubles with every attempt."""
     backoff_max: float = 30.0
     max_age: float | None = None
-    """Seconds since the record arrived, by the service's clock. An older record is not retried any more."""
+    """Seconds since the record arrived, by the service's clock. An older record is not retried."""
     timeout: float | None = None
     """Seconds that one call may take. An async handler is cancelled, and a process is killed; a thread cannot be
     stopped. The next attempt starts after this one has ended. While a call keeps running, its shard is stalled."""
     give_up_on: tuple[type[BaseException], ...] = ()
-    """Errors after which a record is not retried. A batch is not tried whole again, but halved at once."""
+    """Errors after which a record is not retried. A batch is not retried as a whole: it is split in half at once."""
     then: Stop | Skip | DeadLetter = field(default_factory=Stop)
     """What follows the last attempt, and a payload that does not decode, which is never retried."""
 

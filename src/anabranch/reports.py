@@ -86,8 +86,8 @@ class ShardState(msgspec.Struct, frozen=True, kw_only=True):
     """Why it is stalled; None if it is not."""
     checkpoint: str | None
     lag: float | None
-    """Seconds: the age of its oldest unfinished record, by the service's clock; with none, how far its reads are behind
-    the tip. None until it was read.
+    """Seconds: the age of its oldest unfinished record, by the service's clock; if there is none, how far its reads are
+    behind the tip. None until it was read.
     """
     retention_left: float | None
     """Seconds until its oldest unfinished record is trimmed; None until it was read."""
@@ -321,9 +321,10 @@ class FleetShard(msgspec.Struct, frozen=True, kw_only=True):
     checkpointed_seconds: float | None
     """When the checkpoint was written, in seconds since 1970."""
     lag: float | None
-    """Seconds: the age of its oldest unfinished record, by the service's clock; with none, how far its reads are behind
-    the tip. From its owner's status. If its owner died while the fleet was watched, its last lag and the time since
-    then; if it is stopped and no owner reports, the age of its record by this machine's clock. None if unknown.
+    """Seconds: the age of its oldest unfinished record, by the service's clock; if there is none, how far its reads are
+    behind the tip. From its owner's status. If its owner died while the fleet was watched, its last lag plus the
+    time since then; if it is stopped and no owner reports, the age of its record by this machine's clock. None if
+    unknown.
     """
     retention_left: float | None
     """Seconds until its oldest unfinished record is trimmed; None if unknown."""

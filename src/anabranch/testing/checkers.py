@@ -205,8 +205,8 @@ class NoLoss(_UnfinishedRecords):
 
 
 class OneOutcome(facts.Checker):
-    """A record that is in the dead letters is there once, by its idempotency key, and its handler is not called again,
-    not by a later owner of its shard either (rule D1). Less is promised once the store has lost writes.
+    """A dead letter has one idempotency key, and the key belongs to one record. The handler is not called again for
+    that record, also not by a later owner of the shard (rule D1), unless the store has lost writes.
     """
 
     promise = "one outcome"

@@ -99,7 +99,7 @@ class RecordExcused(Fact, frozen=True):
 
 
 class RecordDeleted(Fact, frozen=True):
-    """The record was deleted with its stream: only a process that has read it already can handle it."""
+    """The record was deleted with its stream. Only a process that has already read it can still handle it."""
 
     record: StreamRecord
 
@@ -133,7 +133,7 @@ class LetterWritten(Fact, frozen=True):
 
 
 class SkipReported(Fact, frozen=True):
-    """The process reported that it goes on without this record."""
+    """The process reported that it skipped this record."""
 
     at_ms: int
     process: str

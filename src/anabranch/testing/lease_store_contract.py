@@ -178,7 +178,7 @@ async def an_application_is_moved_under_a_condition(arena: Arena) -> None:
     expect(moved == replace(before, place="moved", other_store="elsewhere://"), "move_app writes the place", moved)
     late = await other.move_app("here", "arriving", "")
     expect(late == moved, "move_app changes nothing where the place is not the expected one", late)
-    expect((await other.poll()).app == moved, "which every poll shows")
+    expect((await other.poll()).app == moved, "a poll shows the new place")
     back = await other.move_app("moved", "here", "")
     expect(back == before, "an application can be moved back", back)
     await store.delete_app(APP_ID)
@@ -188,7 +188,7 @@ async def an_application_is_moved_under_a_condition(arena: Arena) -> None:
         await other.move_app("here", "moved", "x") == await store.read_app(),
         "move_app does not change another application's row",
     )
-    expect((await store.poll()).app == await store.read_app(), "which is what is stored")
+    expect((await store.poll()).app == await store.read_app(), "move_app returns the stored row")
 
 
 async def a_stream_is_put_once_and_written_by_version(arena: Arena) -> None:
@@ -206,9 +206,9 @@ async def a_stream_is_put_once_and_written_by_version(arena: Arena) -> None:
     consumer = FanOutConsumer(name="billing", arn=f"{row.arn}/consumer/billing:1700000000", state="registered")
     with_consumer = await store.write_stream(replace(row, bootstrapped=True, fanout=consumer), 1)
     expect(with_consumer is not None and with_consumer.fanout == consumer, "a stream keeps its fan-out consumer")
-    expect(with_consumer in list(await store.read_streams()), "and every reader sees it")
+    expect(with_consumer in list(await store.read_streams()), "every handle reads a stream's fan-out consumer")
     without = await store.write_stream(replace(row, bootstrapped=True), 2)
-    expect(without is not None and without.fanout is None, "until it is removed", without)
+    expect(without is not None and without.fanout is None, "a stream's fan-out consumer can be removed", without)
     expect(await store.write_stream(_stream(7), 0) is None, "write_stream creates no row")
     await store.put_stream(_stream(1))
     found = [stream.stream_key for stream in await store.read_streams()]
@@ -264,10 +264,10 @@ async def a_poll_shows_the_application_its_members_and_pending_commands(arena: A
     poll = await other.poll()
     expect(poll.app == await store.read_app(), "a poll shows the application's row", poll.app)
     members = [(row.member_id, row.state) for row in poll.members]
-    expect(members == [("a", "live"), ("b", "left")], "and all members, in the order of their ids", members)
+    expect(members == [("a", "live"), ("b", "left")], "a poll shows all members, in the order of their ids", members)
     commands = [row.command_id for row in poll.commands]
-    expect(commands == ["2", "1"], "and the pending commands, in the order of their requests", commands)
-    expect(poll.evidence in {None, await store.identity()}, "and which storage it came from", poll.evidence)
+    expect(commands == ["2", "1"], "a poll shows the pending commands, in the order of their requests", commands)
+    expect(poll.evidence in {None, await store.identity()}, "a poll says which storage it came from", poll.evidence)
     expect(poll.known_dead == (), "members of this process are not called dead", poll.known_dead)
     await store.delete_app(APP_ID)
     expect((await other.poll()).app is None, "a poll shows that the application is gone")
@@ -333,27 +333,31 @@ async def fields_of_a_newer_version_are_kept(arena: Arena) -> None:
     expect(row is not None and row.extra == extra, "unknown fields of a member survive every write", row)
     await store.create_lease(lease(extra=extra))
     taken = await _take(store, 0, "b", None, 0)
-    expect(isinstance(taken, LeaseRow) and taken.extra == extra, "those of a lease survive a take", taken)
+    expect(isinstance(taken, LeaseRow) and taken.extra == extra, "unknown fields of a lease survive a take", taken)
     await store.write_lease(lease(owner="b", checkpoint=at(7)), member_id="b", expected_version=1)
     kept = await store.read_lease(lease_key())
-    expect(kept is not None and kept.extra == extra, "and the owner's write, which does not know them", kept)
+    expect(
+        kept is not None and kept.extra == extra,
+        "unknown fields of a lease survive a write of its owner, which does not know them",
+        kept,
+    )
     stream = replace(_stream(), extra=extra)
     await store.put_stream(stream)
     marked = await store.write_stream(replace(_stream(), bootstrapped=True), 0)
-    expect(marked is not None and marked.extra == extra, "those of a stream survive its mark", marked)
+    expect(marked is not None and marked.extra == extra, "unknown fields of a stream survive write_stream", marked)
     command = ControlRow(command_id="a", action="pause", extra=extra)
     await store.put_control(command)
     await store.write_control(replace(command, state="applied", extra={}))
     (answered,) = await store.read_controls()
-    expect(answered.extra == extra, "those of a command survive its answer", answered)
+    expect(answered.extra == extra, "unknown fields of a command survive its answer", answered)
     await store.delete_app(APP_ID)
     await store.open(replace(arena.app_row("newer"), extra=extra))
     await store.renew_watch()
     await store.record_incarnation(await store.identity(), "restored")
     await store.move_app("here", "moved", "elsewhere://")
     app = await store.read_app()
-    expect(app is not None and app.extra == extra, "those of an application survive every write", app)
-    expect((await store.poll()).app == app, "and a poll shows them")
+    expect(app is not None and app.extra == extra, "unknown fields of an application survive every write", app)
+    expect((await store.poll()).app == app, "a poll shows unknown fields of an application")
 
 
 async def a_member_is_registered_once(arena: Arena) -> None:
@@ -399,10 +403,12 @@ async def a_heartbeat_raises_the_counter_of_a_live_row_and_makes_none(arena: Are
     expect(late == expected, "a heartbeat that arrives late changes nothing and returns the row", late)
     same = await _beat(store, replace(beat, load=9))
     expect(same == expected, "a heartbeat that arrives twice counts once", same)
-    expect(await _stored(store, "a") == expected, "and the row stays as it was")
+    expect(
+        await _stored(store, "a") == expected, "a heartbeat that is late or repeated leaves the stored row as it was"
+    )
     answer = await store.heartbeat(replace(beat, attempt=8))
     expect(answer.counter_before == 3, "a heartbeat returns the counter that was stored before", answer)
-    expect(answer.evidence in {None, await store.identity()}, "and which storage answered", answer)
+    expect(answer.evidence in {None, await store.identity()}, "a heartbeat says which storage answered", answer)
 
 
 async def a_seal_holds_only_for_the_observed_counter_and_is_final(arena: Arena) -> None:
@@ -412,14 +418,14 @@ async def a_seal_holds_only_for_the_observed_counter_and_is_final(arena: Arena) 
     await _beat(store, HeartbeatWrite(member_id="a", attempt=4))
     row = await store.seal_member("a", 3)
     expect(row is not None and row.state == "live", "a member whose counter moved is not sealed", row)
-    expect(await _stored(store, "a") == row, "and its row stays as it was")
+    expect(await _stored(store, "a") == row, "a refused seal leaves the stored row as it was")
     row = await store.seal_member("a", 4)
     expect(row is not None and row.state == "sealed", "a member with the observed counter is sealed", row)
     beaten = await _beat(store, HeartbeatWrite(member_id="a", attempt=5))
     expect(beaten == row, "a heartbeat after the seal changes nothing, and returns the sealed row", beaten)
     left = await store.leave("a")
     expect(left == row, "a sealed member does not leave: sealed is final", left)
-    expect(await _stored(store, "a") == row, "and its row stays as it was")
+    expect(await _stored(store, "a") == row, "a sealed member's stored row stays as it was")
 
 
 async def leaving_is_one_write_and_final(arena: Arena) -> None:
@@ -430,7 +436,7 @@ async def leaving_is_one_write_and_final(arena: Arena) -> None:
     expect(row is not None and row.state == "left", "leave changes a live member to left", row)
     expect(await _beat(store, HeartbeatWrite(member_id="a", attempt=9)) == row, "a member that left does not come back")
     expect(await store.seal_member("a", 0) == row, "a member that left cannot be sealed")
-    expect(await _stored(store, "a") == row, "and its row stays as it was")
+    expect(await _stored(store, "a") == row, "the stored row of a member that left stays as it was")
 
 
 async def a_hand_off_is_asked_for_once_and_answered_by_a_heartbeat(arena: Arena) -> None:
@@ -442,7 +448,7 @@ async def a_hand_off_is_asked_for_once_and_answered_by_a_heartbeat(arena: Arena)
     await store.request_hand_off("a", second)
     row = await store.request_hand_off("a", first)
     expect(row is not None and row.wanted == (first, second), "a request is kept once, in order", row)
-    expect(await _stored(store, "a") == row, "which is what is stored")
+    expect(await _stored(store, "a") == row, "the stored requests are those that request_hand_off returned")
     row = await _beat(store, HeartbeatWrite(member_id="a", attempt=1, answered=(first,)))
     expect(row is not None and row.wanted == (second,), "answered requests are removed, others stay", row)
     for request in others:
@@ -451,12 +457,12 @@ async def a_hand_off_is_asked_for_once_and_answered_by_a_heartbeat(arena: Arena)
     expect(row is not None and row.wanted == full, "a row accepts the maximum number of requests", row)
     row = await store.request_hand_off("a", first)
     expect(row is not None and row.wanted == full, "a row rejects one request more", row)
-    expect(await _stored(store, "a") == row, "which is what is stored")
+    expect(await _stored(store, "a") == row, "the stored requests are those that request_hand_off returned")
     await _beat(store, HeartbeatWrite(member_id="a", attempt=2, answered=full[1:]))
     await store.leave("a")
     row = await store.request_hand_off("a", first)
     expect(row is not None and row.wanted == (second,), "a member that left accepts no request", row)
-    expect(await _stored(store, "a") == row, "and its row stays as it was")
+    expect(await _stored(store, "a") == row, "a refused request leaves the stored row as it was")
 
 
 async def a_member_is_deleted_only_after_it_ended(arena: Arena) -> None:
@@ -584,7 +590,7 @@ async def the_epoch_of_a_take_passes_its_floor(arena: Arena) -> None:
     row = await store.take_lease(lease_key(1), "a", expected_owner=None, expected_version=0, epoch_floor=7)
     expect(isinstance(row, LeaseRow) and row.epoch == 10, "a floor never lowers an epoch", row)
     found = [one.epoch for one in await store.read_leases()]
-    expect(found == [8, 10], "which is what is stored", found)
+    expect(found == [8, 10], "the stored epochs are those that take_lease returned", found)
 
 
 async def only_the_owner_writes_a_lease_and_only_over_what_it_saw(arena: Arena) -> None:
@@ -636,8 +642,8 @@ async def only_a_finished_row_is_deleted(arena: Arena) -> None:
     await store.write_lease(done, member_id="a", expected_version=0)
     expect(not await store.delete_lease(row.key, 0), "a row of another version is not deleted")
     expect(await store.delete_lease(row.key, 1), "a finished row of the expected version is deleted")
-    expect(await store.read_lease(row.key) is None, "and gone")
-    expect(not await store.delete_lease(row.key, 1), "and not deleted twice")
+    expect(await store.read_lease(row.key) is None, "a deleted row is gone")
+    expect(not await store.delete_lease(row.key, 1), "a row is not deleted twice")
 
 
 _HANDLES = 3
@@ -678,14 +684,14 @@ async def one_of_many_writes_of_a_version_holds(arena: Arena) -> None:
         outcomes = await _race(stores, write)
         won = [outcome for outcome in outcomes if isinstance(outcome, LeaseRow)]
         expect(len(won) == 1 and won[0].version == version + 1, "exactly one write of a version succeeds", outcomes)
-        expect(await stores[-1].read_lease(row.key) == won[0], "and it is what every handle reads")
+        expect(await stores[-1].read_lease(row.key) == won[0], "every handle reads the write that succeeded")
 
 
 async def concurrent_opens_agree_on_one_application(arena: Arena) -> None:
     stores = [arena.make() for _ in range(_RACERS)]
     rows = await _race(stores, lambda store, racer: store.open(arena.app_row(f"id-{racer}")))
     expect(all(row == rows[0] for row in rows), "all callers of open get the same row", rows)
-    expect(await stores[0].read_app() == rows[0], "which is what is stored")
+    expect(await stores[0].read_app() == rows[0], "the row that open returned is stored")
 
 
 async def concurrent_creates_agree_on_one_row(arena: Arena) -> None:
@@ -726,7 +732,7 @@ async def no_request_is_lost_to_a_heartbeat(arena: Arena) -> None:
     )
     (row,) = (await stores[0].poll()).members
     expect(sorted(row.wanted) == sorted(requests), "every request is in the row", row.wanted)
-    expect(row.counter == _ROUNDS, "and the counter is the highest attempt", row.counter)
+    expect(row.counter == _ROUNDS, "the counter is the highest attempt", row.counter)
 
 
 async def what_was_acknowledged_outlives_the_handles(arena: Arena) -> None:
@@ -745,7 +751,7 @@ async def what_was_acknowledged_outlives_the_handles(arena: Arena) -> None:
     expect(list((await store.poll()).members) == [beaten], "the members are there")
     expect(len(await store.read_streams()) == 1, "the streams are there")
     expect(len(await store.read_controls()) == 1, "the commands are there")
-    expect(await store.identity() == incarnation, "it is the same incarnation")
+    expect(await store.identity() == incarnation, "the incarnation outlives the handles")
 
 
 async def a_late_write_does_not_show_in_the_next_application_of_the_name(arena: Arena) -> None:
@@ -770,8 +776,8 @@ async def a_late_write_does_not_show_in_the_next_application_of_the_name(arena: 
         expect(app == replace(arena.app_row(successor), incarnation=await new.identity()), "its row is its own", app)
         rest = [*await new.read_streams(), *await new.read_leases(with_finished=True), *(await new.poll()).members]
         expect(not rest, "rows are stored under the app_id that their handle opened", rest)
-        expect(not await new.read_controls(), "so are commands")
-        expect(not await new.read_statuses(), "so are statuses")
+        expect(not await new.read_controls(), "commands are stored under the app_id that their handle opened")
+        expect(not await new.read_statuses(), "statuses are stored under the app_id that their handle opened")
         poll = await old.poll()
         expect(poll.app == app, "a poll shows the application that there is now", poll.app)
         await old.open(arena.app_row(successor))
@@ -785,8 +791,8 @@ async def applications_do_not_see_each_other(arena: Arena) -> None:
     await other.create_lease(lease(1))
     await other.register_member(member("b"))
     expect([row.key for row in await other.read_leases()] == [lease(1).key], "leases are the application's own")
-    expect([row.member_id for row in (await other.poll()).members] == ["b"], "so are members")
-    expect(await other.read_lease(lease().key) is None, "and single rows")
+    expect([row.member_id for row in (await other.poll()).members] == ["b"], "members are the application's own")
+    expect(await other.read_lease(lease().key) is None, "read_lease finds only rows of the application")
 
 
 # event loops, threads, deadlines
@@ -824,7 +830,11 @@ async def two_event_loops_use_one_handle(arena: Arena) -> None:
         expected = [life * _BEATS + 1 + number for number in range(_BEATS)]
         expect(counters == expected, "heartbeats from a loop of their own are all written", counters)
     poll = await store.poll()
-    expect([row.counter for row in poll.members] == [2 * _BEATS], "and the first loop sees them", poll.members)
+    expect(
+        [row.counter for row in poll.members] == [2 * _BEATS],
+        "the first loop sees the heartbeats of the other",
+        poll.members,
+    )
 
 
 async def threads_with_handles_of_their_own_race_for_one_lease(arena: Arena) -> None:
@@ -926,9 +936,15 @@ async def a_roll_back_shows(arena: Arena) -> None:
         return
     counters = [row.counter for row in after.members]
     expect(counters == [1], "after a rollback the identity differs, or the old rows are returned", counters)
-    expect([row.version for row in leases] == [0], "that holds for leases too", leases)
+    expect(
+        [row.version for row in leases] == [0],
+        "after a rollback the identity differs, or the old leases are returned",
+        leases,
+    )
     answer = await store.heartbeat(HeartbeatWrite(member_id="a", attempt=6))
-    expect(answer.counter_before == 1, "and a heartbeat returns the counter that was stored before it", answer)
+    expect(
+        answer.counter_before == 1, "after a rollback a heartbeat returns the counter that was stored before it", answer
+    )
 
 
 _CHECKS: tuple[Callable[[Arena], Awaitable[None]], ...] = (

@@ -186,7 +186,7 @@ def run(
 
 
 def _cancel_all(loop: SimulationLoop) -> None:
-    """Cancels up to twenty times: code may swallow a cancellation that comes at a bad moment, but not that many."""
+    """Cancels up to twenty times: code may swallow one cancellation that comes at a bad moment, but not all of them."""
     loop.steps = 0
     for _ in range(20):
         tasks = sorted(asyncio.all_tasks(loop), key=hash)

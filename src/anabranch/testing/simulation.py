@@ -161,8 +161,8 @@ def simulate(
 
 def _violations(verdict: FleetVerdict, expected: Mapping[int, Outcome] | None) -> tuple[str, ...]:
     """If a shard is expected to stop at a record, the records behind it may stay unfinished."""
-    may_stand = expected is not None and "stops" in expected.values()
-    found = [str(one) for one in verdict.violations if not (may_stand and one.promise == "no standstill")]
+    may_stop = expected is not None and "stops" in expected.values()
+    found = [str(one) for one in verdict.violations if not (may_stop and one.promise == "no standstill")]
     if expected is not None:
         for number in sorted({*expected, *verdict.outcomes}):
             wanted, was = expected.get(number, "handled"), verdict.outcomes.get(number, "handled")

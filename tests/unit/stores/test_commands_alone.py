@@ -107,7 +107,7 @@ def test_a_record_that_did_not_fail_is_not_skipped(store):
 
 
 def test_a_store_that_stops_answering_is_named_and_the_command_stays_pending(monkeypatch):
-    monkeypatch.setattr("anabranch.application._ALONE_SECONDS", 0.01)
+    monkeypatch.setattr("anabranch.application._APPLY_SECONDS", 0.01)
 
     class SilentStore(MemoryLeaseStore):
         is_silent = True

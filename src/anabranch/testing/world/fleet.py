@@ -33,7 +33,7 @@ whose answer was lost.
 
 
 Outcome = Literal["dead-lettered", "skipped", "stops"]
-"""Where a record ended that was not handled. `stops`: its shard is stopped at it."""
+"""What became of a record that was not handled. `stops`: its shard is stopped at it."""
 
 
 class FleetVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +52,7 @@ class FleetVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """Records that are in the dead letters."""
     skips: int
     outcomes: dict[int, Outcome]
-    """By the number of the record, if it was not handled: where it ended."""
+    """Of each record that was not handled, by its number."""
 
 
 class FaultSchedule:

@@ -4,7 +4,6 @@ The rows are those of the memory store. Each process has its own handle.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from anabranch._model.leases import AppRow, Conflict, HeartbeatAnswer, HeartbeatWrite, LeaseRow, MemberRow
@@ -80,19 +79,14 @@ class StoreConnection(RowLeaseStore):
         """If set: a lost or late message blocks the process's commits for this long, the deadline of a call."""
 
     async def _ask(self, call: Callable[[], Any]) -> Any:
-        return await self._network.call(
-            self._process,
-            "store",
-            call,
-            lambda: LeaseStoreError("the lease store gave no answer"),
-            self._on_trouble(),
-        )
+        sent_seconds = self._process.world_ms() / 1000
 
-    def _on_trouble(self) -> Callable[[], None]:
-        if self._blocked_seconds is None:
-            return lambda: None
-        return partial(
-            self._process.report_commits_blocked, self._blocked_seconds, since=self._process.world_ms() / 1000
+        def on_trouble() -> None:
+            if self._blocked_seconds is not None:
+                self._process.report_commits_blocked(self._blocked_seconds, since=sent_seconds)
+
+        return await self._network.call(
+            self._process, "store", call, lambda: LeaseStoreError("the lease store gave no answer"), on_trouble
         )
 
     async def identity(self) -> str:

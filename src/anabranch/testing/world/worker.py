@@ -108,7 +108,18 @@ class JournaledHandler:
         self._batch_count += 1
         batch = self._batch_count if len(records) > 1 else 0
         calls = [
-            self._call(record, fence_token, was_paused=was_paused, batch=batch, attempt=attempt) for record in records
+            facts.RecordCall(
+                at_ms=self._process.world_ms(),
+                process=self._process.name,
+                shard_id=self._fleet.stream.journal_shard_id(record.shard_id, record.position.sequence_number),
+                position=record.position,
+                partition_key=record.partition_key,
+                fence_token=fence_token,
+                was_paused=was_paused,
+                batch=batch,
+                attempt=attempt,
+            )
+            for record in records
         ]
         for call in calls:
             self._journal.tell(facts.CallStarted(call))
@@ -129,21 +140,6 @@ class JournaledHandler:
         for call in calls:
             self._journal.tell(facts.CallFinished(replace(call, at_ms=self._process.world_ms())))
         self._measure()
-
-    def _call(
-        self, record: Record[Any], fence_token: int, *, was_paused: bool, batch: int, attempt: int
-    ) -> facts.RecordCall:
-        return facts.RecordCall(
-            self._process.world_ms(),
-            self._process.name,
-            self._fleet.stream.journal_shard_id(record.shard_id, record.position.sequence_number),
-            record.position,
-            record.partition_key,
-            fence_token,
-            was_paused,
-            batch,
-            attempt,
-        )
 
     def _measure(self) -> None:
         budget = self._budget
@@ -253,16 +249,13 @@ class SimulatedWorker:
         await self._consumer_run.wait()
 
     def _report_unexplained(self, error: Exception) -> None:
-        if self.has_joined and not self._is_explained(error):
+        causes = error.exceptions if isinstance(error, ExceptionGroup) else (error,)
+        if self.has_joined and not all(isinstance(cause, self._explained_errors()) for cause in causes):
             what = f"{self.process.name} ended in {type(error).__name__}: {error}"
             self._journal.tell(facts.UnseenError(self.process.world_ms(), what))
 
-    def _is_explained(self, error: Exception) -> bool:
-        """Whether the faults so far explain that the worker ended in this error."""
-        causes = error.exceptions if isinstance(error, ExceptionGroup) else (error,)
-        return all(isinstance(cause, self._explained_errors()) for cause in causes)
-
     def _explained_errors(self) -> tuple[type[Exception], ...]:
+        """The errors in which a worker may end after the faults so far."""
         return (ShardStoppedError,)
 
     def stop(self) -> None:

@@ -32,7 +32,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
         return f"{where}: {self.sentence()}" if where else self.sentence()
 
     def sentence(self) -> str:
-        return self._words.format_map(msgspec.structs.asdict(self)) or (type(self).__doc__ or "").strip()
+        return self._words.format_map(msgspec.structs.asdict(self))
 
 
 class ConsumerStarted(Event, frozen=True, kw_only=True):
@@ -759,6 +759,7 @@ class AlertCleared(Event, frozen=True, kw_only=True):
 class AggregationOff(Event, frozen=True, kw_only=True):
     """The producer does not aggregate and keeps no order, because the service distributes records itself (AUTO)."""
 
+    _words = "the stream distributes records itself (AUTO): they are not aggregated, and their order cannot be kept"
     level = logging.WARNING
 
 

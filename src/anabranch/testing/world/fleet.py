@@ -100,22 +100,13 @@ class FaultSchedule:
 
     def _perform(self, action: ScriptAction) -> None:
         """Performs one action of the script. The seed picks the worker."""
-        index = self._fleet.random.randrange(self._fleet.options.worker_count)
-        match action:
-            case "split":
-                self._fleet.stream.split()
-            case "merge":
-                self._fleet.stream.merge()
-            case "crash":
-                self._crash(index)
-            case "cut_off":
-                self._cut_off(index)
-            case "pause":
-                self._pause(index)
-            case "rescale":
-                self._fleet.stream.rescale()
-            case "stop":
-                self._stop(index)
+        index, stream = self._fleet.random.randrange(self._fleet.options.worker_count), self._fleet.stream
+        changes = {"split": stream.split, "merge": stream.merge, "rescale": stream.rescale}
+        faults = {"crash": self._crash, "cut_off": self._cut_off, "pause": self._pause, "stop": self._stop}
+        if action in changes:
+            changes[action]()
+        else:
+            faults[action](index)
 
     def _each(self, mean: float, action: Callable[[int], object], index: int) -> None:
         if mean:

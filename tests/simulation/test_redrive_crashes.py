@@ -122,9 +122,9 @@ class Handler:
 def live(world, redrive_type, *, with_review=True):
     """One life of a process; None if it crashed."""
     redrive = redrive_type(
-        Box(world),
-        Handler(world),
-        RedriveSettings(
+        box=Box(world),
+        delivery=Handler(world),
+        settings=RedriveSettings(
             policy=Retry(attempts=3, backoff=0.0, backoff_max=0.0),
             concurrency=world.random.choice([1, CONCURRENCY_MAX]),
         ),
@@ -230,7 +230,7 @@ def test_letters_that_kill_the_process_go_to_review_after_three_calls_and_no_oth
 
 class DeletesFirst(Redrive):
     async def _deliver(self, letter):
-        await self._box.delete(StoredLetter(letter, number_of(letter)))
+        await self.box.delete(StoredLetter(letter, number_of(letter)))
         return await super()._deliver(letter)
 
     async def _remove(self, stored, *, with_overflow=True):
@@ -238,22 +238,22 @@ class DeletesFirst(Redrive):
 
 
 class ReviewsLast(Redrive):
-    async def _move(self, stored, whole, failure, calls_at):
+    async def _settle_failed(self, stored, whole, failure, calls_at):
         await self._remove(stored)
-        await self._review.write(whole)
-        return "reviewed"
+        await self.review.write(whole)
+        self._tally.settle(stored.letter, "reviewed")
 
 
 class ForgetsReview(Redrive):
-    async def _move(self, stored, whole, failure, calls_at):
+    async def _settle_failed(self, stored, whole, failure, calls_at):
         await self._remove(stored)
-        return "reviewed"
+        self._tally.settle(stored.letter, "reviewed")
 
 
 class KeepsWhatItReviewed(Redrive):
-    async def _move(self, stored, whole, failure, calls_at):
-        await self._review.write(whole)
-        return "reviewed"
+    async def _settle_failed(self, stored, whole, failure, calls_at):
+        await self.review.write(whole)
+        self._tally.settle(stored.letter, "reviewed")
 
 
 class IgnoresOrder(Redrive):

@@ -1,6 +1,7 @@
 """What a run reports about itself, once a second."""
 
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from msgspec.structs import replace
@@ -55,6 +56,7 @@ class FakeSession:
     """What the monitor reads of a session."""
 
     stream, shard_id = SimpleNamespace(name="orders"), "shardId-0"
+    names: ClassVar = {"stream": "orders", "shard_id": "shardId-0"}
 
     def __init__(self, counted, *, lag=0.0, stopped=None):
         self.lag, self.stopped = lag, stopped

@@ -3,7 +3,7 @@
 from anabranch._core.handling.batches import BatchLimits
 from anabranch._core.handling.lanes import LaneLimits
 from anabranch._core.leases.lease_table import Holding
-from anabranch._core.reading.horizon import TrimHorizon
+from anabranch._core.reading.service_time import TrimHorizon
 from anabranch._core.reading.window import Unpacker
 from anabranch._core.session import ReadPage, RecordsOneByOne, Session
 from anabranch._model.leases import LeaseKey, LeaseRow

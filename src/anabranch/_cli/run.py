@@ -5,6 +5,11 @@ Worker processes share the application's leases. A worker that fails is named an
 its shards, and the exit code is that of the first failure. The parent forwards signals: the first stops the workers
 gracefully, the second shortens their deadline, the third kills them. If the parent dies, its pipe to the workers closes
 and they stop gracefully.
+
+With `--health-port`, each worker serves its own health on a free port of the loopback interface, and sends the port
+through a pipe. For each request the parent asks all of them (rule O2). The fleet is live if all running workers are;
+even a busy worker answers at once. It is ready only if all are. Their metrics are served together, with the label
+`worker`.
 """
 
 import argparse
@@ -15,18 +20,21 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
 
 from anabranch._cli.options import bounded_integer, positive_integer
 from anabranch._cli.output import DONE, FAILED, CleanFormatter, CommandFailed, counted, one_line, say, say_traceback
-from anabranch._cli.worker_health import FleetHealth, Worker, serve_to_parent
 from anabranch._engine.tasks import on_parent_exit
+from anabranch._http.server.exchange import Request, Response
 from anabranch._http.server.http_server import HttpServer
 from anabranch.errors import AnabranchError, ConfigurationError, ConsumerFailedError, ShardStoppedError
-from anabranch.health import HealthApp
+from anabranch.health import HealthApp, HealthServer, json_page, metrics_page, refusal_of
 from anabranch.logs import JsonFormatter
+from anabranch.metrics.prometheus import text_of
 
 if TYPE_CHECKING:
     from anabranch.consumer import Consumer
@@ -95,6 +103,9 @@ def _consumers_in(module: ModuleType, consumer_type: type) -> str:
 _STOPPING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STOPPED_WHILE_STARTING: Final = {-signal.SIGTERM, 128 + signal.SIGINT}
 _KILL_AT: Final = 3
+_ASK_SECONDS: Final = 3.0
+"""How long the parent waits for the health of a worker."""
+_LOOPBACK: Final = "127.0.0.1"
 
 
 Tell = Callable[[str, int], None]
@@ -137,7 +148,7 @@ class _Workers:
     def __init__(self, lifeline: int, tell: Tell) -> None:
         self.code = 0
         self.processes: list[asyncio.subprocess.Process] = []
-        self.health: list[Worker] = []
+        self.health: list[WorkerHealth] = []
         """In the order of the processes; empty if no health is served."""
         self._tell = tell
         self._lifeline = lifeline
@@ -149,7 +160,7 @@ class _Workers:
             return
         pipes = {"--lifeline": self._lifeline}
         if serves_health:
-            self.health.append(Worker(len(self.health)))
+            self.health.append(WorkerHealth(len(self.health)))
             pipes["--health-pipe"] = self.health[-1].write_end
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -167,7 +178,7 @@ class _Workers:
             for number, process in enumerate(self.processes):
                 group.create_task(self._watch(process, self.health[number] if self.health else None))
 
-    async def _watch(self, process: asyncio.subprocess.Process, worker: Worker | None) -> None:
+    async def _watch(self, process: asyncio.subprocess.Process, worker: "WorkerHealth | None") -> None:
         code = await process.wait()
         if worker is not None:
             worker.end()
@@ -317,3 +328,125 @@ def _outcome(report: "StopReport", tell: Tell) -> int:
     for line in lines:
         tell(line, logging.ERROR)
     return FAILED
+
+
+class WorkerHealth:
+    """The health of one worker process."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._read_end, self.write_end = os.pipe()
+        self._port: int | None = None
+        self._has_ended = False
+
+    def started(self) -> None:
+        """The process has inherited its end of the pipe: waits for the port in the background."""
+        os.close(self.write_end)
+        asyncio.get_running_loop().add_reader(self._read_end, self._on_port)
+
+    def _on_port(self) -> None:
+        text = os.read(self._read_end, 100)
+        self._close()
+        if text:
+            self._port = int(text)
+
+    def end(self) -> None:
+        """The process has ended."""
+        self._has_ended = True
+        self._close()
+
+    def _close(self) -> None:
+        if self._read_end >= 0:
+            asyncio.get_running_loop().remove_reader(self._read_end)
+            os.close(self._read_end)
+            self._read_end = -1
+
+    async def ask(self, path: str) -> "Asked":
+        if self._has_ended:
+            return Asked(self, None, "it has ended")
+        if self._port is None:
+            return Asked(self, None, "it is starting")
+        try:
+            async with asyncio.timeout(_ASK_SECONDS):
+                status, body = await _get(self._port, path)
+        except TimeoutError:
+            return Asked(self, None, f"its health server did not answer within {_ASK_SECONDS:g} s", is_away=False)
+        except (OSError, ValueError, EOFError) as error:  # the process is ending: its server is closed
+            return Asked(self, None, f"its health server did not answer: {type(error).__name__}")
+        return Asked(self, Response(status, body), "")
+
+
+class Asked(NamedTuple):
+    worker: WorkerHealth
+    answer: Response | None
+    why: str
+    """Why there is no answer."""
+    is_away: bool = True
+    """There is no answer because the worker is starting or ending: no reason to restart the others."""
+
+
+async def _get(port: int, path: str) -> tuple[int, bytes]:
+    reader, writer = await asyncio.open_connection(_LOOPBACK, port)
+    try:
+        writer.write(f"GET {path} HTTP/1.1\r\nhost: {_LOOPBACK}\r\nconnection: close\r\n\r\n".encode())
+        head = await reader.readuntil(b"\r\n\r\n")
+        return int(head.split(b" ", 2)[1]), await reader.read()
+    finally:
+        writer.close()
+
+
+async def serve_to_parent(app: HealthApp, pipe: int) -> HealthServer:
+    """In a worker: serves its health, and sends the port to the parent."""
+    server = HealthServer(app, host=_LOOPBACK, port=0)
+    url = await server.start()
+    os.write(pipe, url.rpartition(":")[2].encode())
+    os.close(pipe)
+    return server
+
+
+class FleetHealth:
+    """In the parent: the answers of all workers as one."""
+
+    def __init__(self, workers: Sequence[WorkerHealth]) -> None:
+        self._workers = workers
+
+    async def handle(self, request: Request) -> Response:
+        path = request.path
+        if (refusal := refusal_of(request.method, path)) is not None:
+            return refusal
+        asked = await asyncio.gather(*(worker.ask(path) for worker in self._workers))
+        if path == "/metrics":
+            return metrics_page(lambda: text_of(_labelled_families(asked)))
+        if path == "/status.json":
+            return json_page({"workers": {one.worker.number: _document(one) for one in asked}})
+        what = path[1:]
+        counted = [one for one in asked if what == "ready" or one.answer is not None or not one.is_away]
+        failing = {one.worker.number: _why(one) for one in counted if one.answer is None or one.answer.status != 200}
+        return json_page({what: not failing, "workers": failing}, 503 if failing else 200)
+
+
+def _document(one: Asked) -> Any:
+    return {"error": one.why} if one.answer is None else msgspec.Raw(one.answer.body)
+
+
+def _why(one: Asked) -> list[str]:
+    if one.answer is None:
+        return [one.why]
+    try:
+        return [str(reason) for reason in msgspec.json.decode(one.answer.body)["reasons"]]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return [f"HTTP {one.answer.status}"]
+
+
+def _labelled_families(asked: Iterable[Asked]) -> Iterator[Any]:
+    """The families of all workers, each sample with the number of its worker."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    for one in asked:
+        if one.answer is None or one.answer.status != 200:
+            continue
+        for family in text_string_to_metric_families(one.answer.body.decode()):
+            family.samples = [
+                sample._replace(labels={**sample.labels, "worker": str(one.worker.number)}) for sample in family.samples
+            ]
+            yield family

@@ -26,8 +26,7 @@ from anabranch._core.handling.batches import BatchLane, BatchLimits
 from anabranch._core.handling.failures import OutageGuard
 from anabranch._core.handling.lanes import LaneLimits, RecordLane
 from anabranch._core.leases.lease_table import Holding
-from anabranch._core.reading.horizon import HORIZON_MARGIN_SECONDS, TrimHorizon, may_have_lost
-from anabranch._core.reading.service_clock import ServiceClock
+from anabranch._core.reading.service_time import HORIZON_MARGIN_SECONDS, ServiceClock, TrimHorizon, may_have_lost
 from anabranch._core.reading.window import RECORD_OVERHEAD_BYTES, Unpacker, Window
 from anabranch._core.tracker import Entry
 from anabranch._model.leases import Finish, LeaseKey, LeaseRow, OpenKey, OrderMode, Stopped

@@ -14,11 +14,11 @@ from anabranch._core.leases.commands import RESUME, CommandOutcome, apply_to_row
 from anabranch._core.leases.plan import Write
 from anabranch._core.leases.store_calls import WriteControl
 from anabranch._core.session import Session
-from anabranch._engine.changes import Changes
 from anabranch._engine.checkpointer import Checkpointer
 from anabranch._engine.dead_lettering import DeadLettering
 from anabranch._engine.dispatcher import report_skipped
 from anabranch._engine.fleet import Fleet
+from anabranch._engine.work_queue import Changes
 from anabranch._model.leases import ControlRow, LeaseKey
 from anabranch._model.streams import Position
 from anabranch._ports import Ports

@@ -23,12 +23,11 @@ from anabranch._core.leases.store_calls import Description
 from anabranch._core.leases.timing import LeaseTiming
 from anabranch._core.monitor import RunMonitor
 from anabranch._core.reading.pace import PaceLimits
-from anabranch._core.reading.service_clock import ServiceClock
+from anabranch._core.reading.service_time import ServiceClock
 from anabranch._core.reading.window import Unpacker
 from anabranch._core.session import RecordsOneByOne, Session
 from anabranch._core.shards.lifecycle import Start
 from anabranch._core.tracker import discards
-from anabranch._engine.changes import Changes
 from anabranch._engine.checkpointer import Checkpointer, Drainer
 from anabranch._engine.clock import Alarm, Scheduler
 from anabranch._engine.commands import Commands
@@ -48,7 +47,7 @@ from anabranch._engine.shard_discovery import ShardDiscovery
 from anabranch._engine.shard_reports import ShardReports
 from anabranch._engine.stop_conditions import StopConditions, StopWatcher
 from anabranch._engine.tasks import BackgroundTask, attach_failure, single_cause, start_in_group
-from anabranch._engine.work_queue import WorkQueue
+from anabranch._engine.work_queue import Changes, WorkQueue
 from anabranch._model.leases import AppRow, Checkpoint, ControlRow, HandOffRequest, LeaseKey
 from anabranch._model.streams import Position, StreamName
 from anabranch._ports import Ports

@@ -12,11 +12,10 @@ from typing import Final
 from anabranch._core.backoff import backoff_ms
 from anabranch._core.handling.failures import error_text
 from anabranch._core.session import PendingLetter, Session
-from anabranch._engine.changes import Changes
 from anabranch._engine.checkpointer import Checkpointer
 from anabranch._engine.clock import Alarm
 from anabranch._engine.fleet import Fleet
-from anabranch._engine.work_queue import WorkQueue
+from anabranch._engine.work_queue import Changes, WorkQueue
 from anabranch._model.streams import Position
 from anabranch._ports import LetterDestination, Ports
 from anabranch.errors import AnabranchError, DeadLetterError

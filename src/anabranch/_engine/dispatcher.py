@@ -27,7 +27,6 @@ from anabranch._core.handling.failures import (
     undecodable,
 )
 from anabranch._core.session import DeliveryMode, Session, Work
-from anabranch._engine.changes import Changes
 from anabranch._engine.clock import Scheduler
 from anabranch._engine.fleet import Fleet
 from anabranch._engine.handler_calls import (
@@ -41,7 +40,7 @@ from anabranch._engine.handler_calls import (
     refuse_unfinished,
 )
 from anabranch._engine.processor import Processor
-from anabranch._engine.work_queue import WorkQueue
+from anabranch._engine.work_queue import Changes, WorkQueue
 from anabranch._ports import Ports
 from anabranch.events import RecordSkipped
 from anabranch.letters import Failure

@@ -22,12 +22,12 @@ from anabranch._core.reading.subscription import (
     outcome_of,
 )
 from anabranch._core.session import BUDGET_FULL_MS, ReadPage, Session
-from anabranch._engine.changes import Changes
 from anabranch._engine.clock import Alarm, Scheduler
 from anabranch._engine.fanout_registration import FanOutRegistration
 from anabranch._engine.fleet import Fleet
 from anabranch._engine.polling_reader import PollingReader
 from anabranch._engine.read_results import ReadError, ReadResults
+from anabranch._engine.work_queue import Changes
 from anabranch._ports import Ports, ShardSubscription
 from anabranch._wire.messages import SubscribeToShardEvent
 from anabranch.budget import Budget

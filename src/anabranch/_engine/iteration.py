@@ -14,11 +14,10 @@ from anabranch._core.handling.batches import BatchLimits
 from anabranch._core.handling.failures import UndecodableError
 from anabranch._core.handling.lanes import LaneLimits
 from anabranch._core.session import RecordsOneByOne, Session, Work
-from anabranch._engine.changes import Changes
 from anabranch._engine.dispatcher import conclude_undecodable, make_batch
 from anabranch._engine.handler_calls import HandlerOptions, task_stack
 from anabranch._engine.processor import Processor
-from anabranch._engine.work_queue import WorkQueue
+from anabranch._engine.work_queue import Changes, WorkQueue
 from anabranch._ports import Ports
 from anabranch.errors import UsageError
 from anabranch.records import Batch, Record

@@ -14,11 +14,11 @@ from functools import partial
 
 from anabranch._core.reading.pace import Pace, PaceLimits, ReadHealth
 from anabranch._core.session import BUDGET_FULL_MS, ReadPage, Session
-from anabranch._engine.changes import Changes
 from anabranch._engine.clock import Scheduler
 from anabranch._engine.read_results import ReadError, ReadResults
 from anabranch._engine.shard_discovery import ShardDiscovery
 from anabranch._engine.tasks import start_in_group
+from anabranch._engine.work_queue import Changes
 from anabranch._ports import Ports
 from anabranch.budget import READ_RESERVE_BYTES, TIP_MS_MAX, Budget
 from anabranch.errors import (

@@ -19,11 +19,11 @@ from msgspec.structs import replace
 
 from anabranch._core.leases.plan import Write
 from anabranch._core.session import COMMITTED_ONE_BY_ONE, Session
-from anabranch._engine.changes import Changes
 from anabranch._engine.checkpointer import Checkpointer
 from anabranch._engine.clock import Alarm
 from anabranch._engine.fleet import Fleet
 from anabranch._engine.processor import Processor
+from anabranch._engine.work_queue import Changes
 from anabranch._ports import Ports
 from anabranch.events import ShardSuspected
 from anabranch.reasons import StoppedByCrashes

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import msgspec
 
 from anabranch._core.reading.pace import ReadHealth
-from anabranch._core.reading.service_clock import ServiceClock
+from anabranch._core.reading.service_time import ServiceClock
 from anabranch._core.session import ReadPage, Session
-from anabranch._engine.changes import Changes
 from anabranch._engine.fleet import Fleet
 from anabranch._engine.shard_discovery import ShardDiscovery, is_open
+from anabranch._engine.work_queue import Changes
 from anabranch._model.leases import LeaseKey
 from anabranch._ports import Ports
 from anabranch.budget import READ_RESERVE_BYTES, Budget

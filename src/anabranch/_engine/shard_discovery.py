@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from anabranch._core.backoff import backoff_ms
 from anabranch._core.leases.machine import lease_row_deleted
 from anabranch._core.leases.store_calls import DeleteLease, ReadLease, ReadLeases
-from anabranch._core.reading.horizon import HORIZON_MARGIN_SECONDS, TrimHorizon, may_have_lost
+from anabranch._core.reading.service_time import HORIZON_MARGIN_SECONDS, TrimHorizon, may_have_lost
 from anabranch._core.session import Session
 from anabranch._core.shards.graph import ShardGraph, opened_after_horizon, unread_since
 from anabranch._core.shards.lifecycle import (

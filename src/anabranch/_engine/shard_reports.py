@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from anabranch._core.handling.lanes import RecordLane
-from anabranch._core.reading.service_clock import ServiceClock
+from anabranch._core.reading.service_time import ServiceClock
 from anabranch._core.session import Session
 from anabranch._engine.fanout_reader import Reader
 from anabranch._engine.handler_calls import place_in

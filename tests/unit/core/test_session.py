@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from anabranch._core.reading.horizon import HORIZON_MARGIN_SECONDS
+from anabranch._core.reading.service_time import HORIZON_MARGIN_SECONDS
 from anabranch._core.session import MOVES, ReadPage, Session
 from anabranch._model.leases import Checkpoint
 from anabranch._model.streams import Position

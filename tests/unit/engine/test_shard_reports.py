@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from anabranch._core.handling.lanes import LaneLimits
-from anabranch._core.reading.service_clock import ServiceClock
+from anabranch._core.reading.service_time import ServiceClock
 from anabranch._engine.shard_reports import ShardReports
 from anabranch._model.leases import HandOffRequest
 from anabranch.reasons import (

@@ -15,7 +15,7 @@ A stream writer does not know other streams, nor the buffer that all streams sha
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -24,7 +24,6 @@ from anabranch._core.backoff import backoff_ms
 from anabranch._core.writing.bundles import Bundle, OutgoingRecord, UnseenFailures
 from anabranch._core.writing.lanes import Lanes, LocalCode, PutRecordsCall, WriteLane, WriteOptions, check_keys
 from anabranch._core.writing.limiter import RefusedShare, ShardPace
-from anabranch._core.writing.news import WriteNews
 from anabranch._core.writing.settlement import (
     RETRY_TABLE,
     NextStep,
@@ -43,13 +42,17 @@ from anabranch.errors import AnabranchError, ServiceError, StreamNotFoundError
 from anabranch.events import (
     AggregateStraddled,
     AggregationOff,
+    DeliveryProgress,
     Event,
     KeyBlocked,
     ListingFailed,
+    ListingRecovered,
     OrderUnconfirmed,
     StreamChanged,
     WriteFailed,
+    WriteRecovered,
     WriteThrottled,
+    WriteUnthrottled,
 )
 from anabranch.limits import MIB, PARTITION_KEY_CHARACTERS_MAX, RECORD_BYTES_MAX
 from anabranch.measures import WriteCounters
@@ -58,6 +61,7 @@ from anabranch.reports import ShardWrites, StreamWrites
 
 EXPIRY_CHECK_INTERVAL_MS: Final = 100
 BLOCKED_EVENT_INTERVAL_MS: Final = 10_000
+FLOW_EVERY_MS: Final = 1_000
 STREAM_PAUSE_MIN_MS: Final = 50
 STREAM_PAUSE_MAX_MS: Final = 5_000
 ATTEMPTS_BEFORE_PAUSE: Final = 3
@@ -624,3 +628,68 @@ class StreamWriter(Generic[R]):
 def _fitting_cost_bytes(record_bytes_max: int) -> int:
     """Up to this cost `put` does not check the size of a record: it fits with any partition key."""
     return record_bytes_max - _KEY_BYTES_MAX - _WRAPPING_BYTES
+
+
+class WriteNews:
+    """Makes events about the writes to one stream: progress, at most once a second, and recoveries."""
+
+    def __init__(self, stream: str) -> None:
+        self._stream = stream
+        self._reported = WriteCounters()
+        """The state that was last reported."""
+        self._reported_ms: int | None = None
+        self._failing_since_ms: int | None = None
+        self._failure_count = 0
+        """Requests that failed since one succeeded."""
+        self._throttled: dict[ShardPace, tuple[str | None, int]] = {}
+        """Shards that were reported as throttled, and since when."""
+        self._map_has_failed = False
+
+    # failures
+
+    def call_failed(self, now_ms: int) -> None:
+        self._failure_count += 1
+        if self._failing_since_ms is None:
+            self._failing_since_ms = now_ms
+
+    def throttled(self, pace: ShardPace, shard_id: str | None, now_ms: int) -> None:
+        self._throttled.setdefault(pace, (shard_id, now_ms))
+
+    def listing_failed(self) -> None:
+        self._map_has_failed = True
+
+    # recoveries and progress
+
+    def listed(self) -> Iterator[Event]:
+        if self._map_has_failed:
+            self._map_has_failed = False
+            yield ListingRecovered(stream=self._stream)
+
+    def call_succeeded(self, counters: WriteCounters, now_ms: int) -> Iterator[Event]:
+        if self._failing_since_ms is not None:
+            seconds = (now_ms - self._failing_since_ms) / 1000
+            yield WriteRecovered(stream=self._stream, failure_count=self._failure_count, seconds=seconds)
+            self._failing_since_ms, self._failure_count = None, 0
+        for pace in [pace for pace in self._throttled if pace.factor >= 1.0]:
+            shard_id, since_ms = self._throttled.pop(pace)
+            yield WriteUnthrottled(stream=self._stream, shard_id=shard_id, seconds=(now_ms - since_ms) / 1000)
+        if self._reported_ms is None:
+            self._reported_ms = now_ms
+        elif now_ms - self._reported_ms >= FLOW_EVERY_MS:
+            yield from self.flow(counters, now_ms)
+
+    def flow(self, counters: WriteCounters, now_ms: int) -> Iterator[Event]:
+        """What was delivered since the last time, if anything was."""
+        before, since_ms = self._reported, now_ms if self._reported_ms is None else self._reported_ms
+        if (counters.delivered_count, counters.failed_count) == (before.delivered_count, before.failed_count):
+            return
+        self._reported, self._reported_ms = counters.copy(), now_ms
+        yield DeliveryProgress(
+            stream=self._stream,
+            seconds=(now_ms - since_ms) / 1000,
+            delivered_count=counters.delivered_count - before.delivered_count,
+            delivered_bytes=counters.delivered_bytes - before.delivered_bytes,
+            kinesis_count=counters.kinesis_count - before.kinesis_count,
+            failed_count=counters.failed_count - before.failed_count,
+            requests=counters.requests.since(before.requests),
+        )

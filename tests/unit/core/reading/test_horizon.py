@@ -1,6 +1,6 @@
 """What was trimmed from a stream, and whether a reader may have missed it."""
 
-from anabranch._core.reading.horizon import TrimHorizon, may_have_lost
+from anabranch._core.reading.service_time import TrimHorizon, may_have_lost
 
 DAY = 24 * 3600.0
 

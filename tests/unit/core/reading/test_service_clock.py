@@ -2,7 +2,7 @@
 
 import pytest
 
-from anabranch._core.reading.service_clock import ServiceClock
+from anabranch._core.reading.service_time import ServiceClock
 
 
 def test_nothing_is_known_before_the_first_answer():

@@ -1,7 +1,7 @@
 """What a producer tells about a stream: what was delivered, and when a trouble is over."""
 
 from anabranch._core.writing.limiter import ShardPace
-from anabranch._core.writing.news import WriteNews
+from anabranch._core.writing.stream_writer import WriteNews
 from anabranch.events import DeliveryProgress, ListingRecovered, WriteRecovered, WriteUnthrottled
 from anabranch.measures import WriteCounters
 

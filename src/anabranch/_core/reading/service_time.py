@@ -1,11 +1,36 @@
-"""The trim horizon of a stream, and whether unread records have been trimmed (rule T4).
-
-Kinesis does not report that records were trimmed before they were read: a slow reader just continues at the trim
-horizon. So each reader keeps the arrival time up to which it has read everything, by the service's clock, and compares
-it with the horizon.
-"""
+"""The time by the service's clock (rule O4), and the trim horizon, which moves with it (rule T4)."""
 
 from typing import Final
+
+DRIFT_MAX: Final = 0.001
+"""How fast two clocks may drift apart: far more than real ones do."""
+STEP_SECONDS: Final = 5.0
+"""A sample this much lower than expected means that a clock was set."""
+
+
+class ServiceClock:
+    """Estimates the service's time from its responses. Ages of records are measured with it.
+
+    A response's date has whole seconds, and its time on the way is unknown. Each sample is at most the true time, so
+    the largest counts. It decays slowly, because two clocks may drift apart. If a clock was set, it is replaced at once.
+    """
+
+    def __init__(self) -> None:
+        self._offset_seconds: float | None = None
+        """The service's clock minus ours."""
+        self._observed_at_ms = 0
+
+    def observe(self, server_seconds: float, now_ms: int) -> None:
+        """An answer that was made at this time, or later, has arrived."""
+        sample, known = server_seconds - now_ms / 1000, self._offset_seconds
+        if known is not None and sample > known - STEP_SECONDS:
+            sample = max(sample, known - DRIFT_MAX * (now_ms - self._observed_at_ms) / 1000)
+        self._offset_seconds, self._observed_at_ms = sample, now_ms
+
+    def seconds(self, now_ms: int) -> float | None:
+        """The service's time now; None before its first answer."""
+        return None if self._offset_seconds is None else now_ms / 1000 + self._offset_seconds
+
 
 HORIZON_MARGIN_SECONDS: Final = 5.0
 """A reader at the horizon, for example at the start of an old stream, counts as this far ahead of it. Otherwise it
@@ -14,7 +39,11 @@ would report a loss at its next read: the horizon moves between two reads, and K
 
 
 class TrimHorizon:
-    """The trim horizon of one stream, shared by the readers of all its shards. Times are by the service's clock."""
+    """The trim horizon of one stream, shared by the readers of all its shards. Times are by the service's clock.
+
+    Kinesis does not report that records were trimmed before they were read: a slow reader just continues at the trim
+    horizon. So each reader keeps the arrival time up to which it has read everything, and compares it with the horizon.
+    """
 
     def __init__(self, retention_hours: int, server_seconds: float) -> None:
         self._retention_seconds = retention_hours * 3600

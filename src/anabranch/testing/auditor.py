@@ -91,8 +91,8 @@ class _KeyAudit:
 class Auditor:
     def __init__(self) -> None:
         self._keys: dict[tuple[str, str], _KeyAudit] = {}
-        self._checkpoints: dict[str, Checkpoint | None] = {}
-        """By shard; None for a shard that was committed as finished."""
+        self._checkpoints: dict[tuple[str, str], Checkpoint | None] = {}
+        """By stream and shard; None for a shard that was committed as finished."""
         self._started_count = 0
         self._repeated_count = 0
         self._zombie_count = 0
@@ -138,7 +138,7 @@ class Auditor:
 
     def commit(self, row: LeaseRow) -> None:
         """The lease store has accepted this row. Records that it marks as finished must not start again."""
-        self._checkpoints[row.key.shard_id] = None if row.is_finished else row.checkpoint
+        self._checkpoints[row.key.stream_name, row.key.shard_id] = None if row.is_finished else row.checkpoint
 
     def report(self) -> AuditReport:
         lost: list[str] = []
@@ -170,9 +170,10 @@ class Auditor:
 
     def _count_repeat(self, record: Record[Any], position: Position) -> None:
         self._repeated_count += 1
-        if record.shard_id not in self._checkpoints:
+        shard = (record.stream, record.shard_id)
+        if shard not in self._checkpoints:
             return
-        checkpoint = self._checkpoints[record.shard_id]
+        checkpoint = self._checkpoints[shard]
         if checkpoint is None or covers(checkpoint, position, record.partition_key):
             self._committed_repeat_count += 1
             self._add_finding(self._committed_repeat_count, f"repeated after its commit: {_describe(record)}")

@@ -1,6 +1,7 @@
 """The auditor sees what it should, and nothing else."""
 
 import pytest
+from msgspec.structs import replace
 
 from anabranch._model.leases import Checkpoint, Finish, LeaseKey, LeaseRow
 from anabranch._model.streams import Position
@@ -102,6 +103,16 @@ def test_a_repeat_of_what_was_committed_is_a_finding(auditor, committed):
     handle(auditor, 2, token=2)
     assert auditor.report().committed_repeat_count == 1
     assert "repeated after its commit" in str(auditor.report())
+
+
+def test_a_commit_covers_no_record_of_another_stream_with_the_same_shard_id(auditor):
+    record = replace(make_record(1), stream="payments")
+    for token in (1, 2):
+        auditor.start(record, token)
+        auditor.finish(record, token)
+        auditor.commit(row(1))
+    report = auditor.report()
+    assert (report.repeated_count, report.committed_repeat_count) == (1, 0)
 
 
 def test_effects_of_a_call_that_outlived_its_lease_count_apart_and_finish_nothing(auditor):

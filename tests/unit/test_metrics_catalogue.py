@@ -4,9 +4,10 @@ import math
 
 import pytest
 
-from anabranch.measures import TimeBuckets
+from anabranch.measures import Counters, TimeBuckets
 from anabranch.metrics.catalogue import (
     ACTIVE_SHARDS,
+    ERROR_RATE,
     LAG,
     LIMITER_RATE,
     PROCESSING_LATENCY,
@@ -17,12 +18,14 @@ from anabranch.metrics.catalogue import (
     Metric,
     OwnMetrics,
     Summary,
+    consumer_measurements,
     merged,
 )  # fmt: skip
 from anabranch.metrics.cloudwatch import CloudWatch
 from anabranch.metrics.prometheus import Collector, families, text_of
 from anabranch.metrics.sources import Source
 from anabranch.records import checked_metric
+from anabranch.reports import ConsumerMeasures
 
 
 @pytest.mark.parametrize("metric, together", [(ACTIVE_SHARDS, 5), (LAG, 3), (RETENTION_LEFT, 2), (LIMITER_RATE, 2)])
@@ -37,6 +40,17 @@ def test_histograms_are_added_and_other_labels_stay_apart():
     measured = [Measurement(metric=PROCESSING_LATENCY, value=times, labels={"app": app}) for app in ("a", "b", "a")]
     found = {one.labels["app"]: one.value.count for one in merged(measured)}
     assert found == {"a": 2, "b": 1}
+
+
+def test_skipped_and_dead_lettered_records_are_no_successes_in_the_error_rate():
+    counters = Counters(handled_count=10, failed_count=6, retry_count=3, skipped_count=1, dead_letter_count=2)
+    measures = ConsumerMeasures(
+        app="billing", counters=counters, shards=(), budget_used_bytes=0, budget_limit_bytes=1, lease_taken_count=1,
+        hand_off_count=0, lease_lost_count=0, store_calls=TimeBuckets(), store_failure_count=0, store_throttle_count=0,
+        loop_lags=TimeBuckets(),
+    )  # fmt: skip
+    (rate,) = [one.value for one in consumer_measurements(measures, {}, "summary") if one.metric is ERROR_RATE]
+    assert rate == Summary(7 + 6, 6)
 
 
 def test_a_summary_distinguishes_a_limited_number_of_values_and_loses_none():

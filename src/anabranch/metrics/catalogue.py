@@ -203,8 +203,10 @@ def _counted(counters: Counters, labels: Mapping[str, str]) -> Iterator[Measurem
     for name, metric in _COUNTED.items():
         yield Measurement(metric=metric, value=getattr(counters, name), labels=labels)
     yield Measurement(metric=PROCESSING_LATENCY, value=counters.calls.copy(), labels=labels)
-    failed, tried = counters.failed_count, counters.handled_count + counters.failed_count
-    yield Measurement(metric=ERROR_RATE, value=Summary(tried, failed), labels=labels)
+    # Skipped and dead-lettered records are finished too, but no attempt to handle them succeeded.
+    succeeded = counters.handled_count - counters.skipped_count - counters.dead_letter_count
+    failed = counters.failed_count
+    yield Measurement(metric=ERROR_RATE, value=Summary(succeeded + failed, failed), labels=labels)
 
 
 # a producer: its streams and their shards, under the KPL's names

@@ -12,7 +12,7 @@ class ServiceClock:
     """Estimates the service's time from its responses. Ages of records are measured with it.
 
     A response's date has whole seconds, and its time on the way is unknown. Each sample is at most the true time, so
-    the largest counts. It decays slowly, because two clocks may drift apart. If a clock was set, it is replaced at once.
+    the largest counts. It decays slowly, because two clocks may drift apart. A clock that was set replaces it at once.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""`Alert`: when a lag is too large for too long. What happens then is an event and a call of your function."""
+"""`Alert`: reports a lag that stays too large, with an event and a call of your function."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ __all__ = ["Alert"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
     """Fires when the largest lag was above `lag` in each of the last `for_periods` periods, and clears after a period
-    in which it was not, as an alarm in CloudWatch does. The events `AlertFired` and `AlertCleared` say so.
+    in which it was not, as a CloudWatch alarm does. Emits `AlertFired` and `AlertCleared`.
     """
 
     lag: float
@@ -44,8 +44,8 @@ def check_alerts(alerts: object) -> tuple[Alert, ...]:
     raise ConfigurationError(f"alerts is {alerts!r}; it must be a list of Alert(lag=...)")
 
 
-def tell_alert(emit: Callable[[Event], None], alert: Alert, event: AlertFired | AlertCleared) -> None:
-    """An error in the hook is reported as an event, and ends nothing."""
+def report_alert(emit: Callable[[Event], None], alert: Alert, event: AlertFired | AlertCleared) -> None:
+    """Emits the event and calls the hook. An error in the hook is only reported, as another event."""
     emit(event)
     if alert.hook is not None:
         try:

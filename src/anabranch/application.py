@@ -24,7 +24,7 @@ from anabranch._model.kinds import check_types, refuse
 from anabranch._model.leases import Conflict, ControlRow, LeaseRow, MemberRow, Place
 from anabranch._model.streams import Position
 from anabranch._ports import Clock, LeaseStore
-from anabranch.alerts import Alert, check_alerts, tell_alert
+from anabranch.alerts import Alert, check_alerts, report_alert
 from anabranch.config import Aws
 from anabranch.errors import ConfigurationError, LeaseError, LeaseStoreError, LeaseStoreInvalidError, UsageError
 from anabranch.events import Event, StoreAnswered, StoreUnanswered
@@ -150,7 +150,7 @@ class Application:
                 lag = fleet_lag.observe(status, now_ms)
                 for state in states:
                     if (event := state.observe(lag, now_ms)) is not None:
-                        tell_alert(emit, state.alert, event)
+                        report_alert(emit, state.alert, event)
                 yield status
             await asyncio.sleep(interval)
 

@@ -19,10 +19,10 @@ RECORD_BYTES_MAX: Final = 10 * MIB
 PUT_RECORDS_ENTRIES_MAX: Final = 500
 PUT_RECORDS_BYTES_MAX: Final = 10 * MIB  # the request, partition keys included
 
-# One shard, a second (GUIDE).
+# Per shard and second (GUIDE).
 SHARD_WRITE_BYTES_PER_SECOND: Final = 1 * MIB
 SHARD_WRITE_RECORDS_PER_SECOND: Final = 1000
-SHARD_WRITE_BURST_BYTES: Final = 10 * MIB  # the room a 10 MiB record needs; refilled at 1 MiB a second
+SHARD_WRITE_BURST_BYTES: Final = 10 * MIB  # enough for one 10 MiB record; refilled at 1 MiB per second
 SHARD_READ_BYTES_PER_SECOND: Final = 2 * MIB
 SHARD_READS_PER_SECOND: Final = 5  # GetRecords; shared by all polling applications of the stream
 
@@ -38,7 +38,7 @@ LIST_SHARDS_TOKEN_LIFETIME_MS: Final = 300_000
 
 # Enhanced fan-out (API, SubscribeToShard).
 SUBSCRIPTION_LIFETIME_MS: Final = 300_000
-SUBSCRIPTION_TAKE_OVER_MS: Final = 5_000  # a second subscription sooner than this is ResourceInUseException
+SUBSCRIPTION_TAKE_OVER_MS: Final = 5_000  # a new subscription within this time fails with ResourceInUseException
 SUBSCRIBE_PER_SECOND: Final = 1  # per consumer and shard
 CONSUMERS_PER_STREAM_MAX: Final = 20
 CONSUMERS_PER_STREAM_ADVANTAGE_MAX: Final = 50  # on-demand advantage accounts

@@ -124,7 +124,7 @@ class WriteCounters(msgspec.Struct):
     throttle_count: int = 0
     """Kinesis records that a shard refused because of its limits."""
     errors: dict[str, int] = msgspec.field(default_factory=dict)
-    """Failed attempts of Kinesis records by AWS's error code, or ours."""
+    """Failed attempts to write Kinesis records, by AWS's error code or ours."""
     requests: TimeBuckets = msgspec.field(default_factory=TimeBuckets)
     """From the request to its response."""
     buffering: TimeBuckets = msgspec.field(default_factory=TimeBuckets)

@@ -1,7 +1,7 @@
 """What happens after a failed handler call: retries, and what follows the last attempt.
 
 The default ends in `Stop`: if a record keeps failing, its shard stops there and reports it. Nothing is skipped
-silently. `Skip` and `DeadLetter` go past the record, and stop the shard if that looks like an outage.
+silently. `Skip` and `DeadLetter` continue after the record, but stop the shard if the failures look like an outage.
 """
 
 from collections.abc import Callable
@@ -22,8 +22,8 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """Continue without the failed record. Each one is counted and reported in an event, and nothing else of it is
-    kept. After 20 in a row without one success, or 100 in a minute, the shard stops: that looks like an outage.
+    """Continue without the failed record. It is counted and reported in an event, but not kept. After 20 skips in a row
+    without one success, or 100 in a minute, the shard stops: that looks like an outage.
     """
 
 
@@ -39,10 +39,10 @@ class DeadLetter:
     """`sqs://NAME`, `kinesis://NAME`, `s3://bucket/prefix`, `sqlite:///path`, or an async function that takes the
     letter and returns when it is durable. None: a SQLite file beside the leases."""
     review: str | None = None
-    """Where letters go that fail again when they are redriven."""
+    """The destination of letters that fail again in a redrive."""
     overflow: str | None = None
-    """Where a letter goes that is too large for its destination, which then gets a pointer: `s3://bucket/prefix` or
-    `file:///folder`. None: the shard waits, with that reason."""
+    """Where a letter is stored if it is too large for the destination, which then gets a pointer: `s3://bucket/prefix`
+    or `file:///folder`. None: the shard stalls, and its reason says why."""
     per_minute: int = 100
     redact: Callable[[Any], Any] | None = None
     """Called with each letter before it is written; returns the letter to write, for example without its payload."""
@@ -66,7 +66,7 @@ class Retry:
     attempts: int = 3
     """Total calls, including the first. Retry counts survive failover."""
     backoff: float = 0.2
-    """The longest first pause in seconds. It doubles with every attempt."""
+    """The upper bound of the first pause in seconds. It doubles with every attempt."""
     backoff_max: float = 30.0
     max_age: float | None = None
     """Seconds since the record arrived, by the service's clock. An older record is not retried."""

@@ -1,6 +1,7 @@
-"""DynamoDB calls: plain Python values in, plain values out. Nothing is retried here except the repairs in `service`.
+"""DynamoDB calls: plain Python values in, plain values out. It knows nothing about leases.
 
-A client belongs to one event loop; `DynamoDbByLoop` has one for each. It knows nothing about leases.
+Retries are up to the caller, except for the three repairs in `service`. A client belongs to one event loop;
+`DynamoDbByLoop` has one for each.
 """
 
 from collections.abc import Mapping
@@ -33,7 +34,7 @@ class WriteOutcome(NamedTuple):
     holds: bool
     """False: the condition failed, and nothing was written."""
     before: Item | None
-    """The row as it was; None if there was none. Only if the request asked for it."""
+    """The row as it was; None if there was none, or if the request did not ask for it."""
 
 
 class DynamoDbClient:
@@ -42,35 +43,40 @@ class DynamoDbClient:
         self._service = service
 
     async def call(self, operation: str, body: dict[str, Any], *, repeatable: bool = True) -> dict[str, Any]:
-        """Attribute values in the body and in the answer are in DynamoDB's form."""
-        return await self._service.call("calls", operation, encode_request(body), _read, repeatable=repeatable)
+        """Takes and returns attribute values in DynamoDB's form."""
+        return await self._service.call("calls", operation, encode_request(body), _decode, repeatable=repeatable)
 
     async def write(self, operation: str, body: dict[str, Any], *, repeatable: bool) -> WriteOutcome:
-        """A PutItem, UpdateItem or DeleteItem. `repeatable`: sent twice, it has the same result."""
+        """A PutItem, UpdateItem or DeleteItem. `repeatable`: sending it twice has the same result."""
         return await self._service.call(
-            "calls", operation, encode_request(body), _written, repeatable=repeatable, refused=_refused
+            "calls",
+            operation,
+            encode_request(body),
+            _decode_write,
+            repeatable=repeatable,
+            refused=_decode_failed_condition,
         )
 
     async def close(self) -> None:
         await self._service.close()
 
 
-def _read(response: ClientResponse) -> dict[str, Any]:
+def _decode(response: ClientResponse) -> dict[str, Any]:
     try:
         return _answer.decode(bytes(response.body))
     except msgspec.MsgspecError as error:
         raise CodecError(f"the answer is not a JSON object: {error}") from error
 
 
-def _written(response: ClientResponse) -> WriteOutcome:
-    before = _read(response).get("Attributes")
+def _decode_write(response: ClientResponse) -> WriteOutcome:
+    before = _decode(response).get("Attributes")
     return WriteOutcome(holds=True, before=None if before is None else from_item(before))
 
 
-def _refused(response: ClientResponse) -> WriteOutcome | None:
+def _decode_failed_condition(response: ClientResponse) -> WriteOutcome | None:
     if decode_aws_error(response.body).code != "ConditionalCheckFailedException":
         return None
-    before = _read(response).get("Item")
+    before = _decode(response).get("Item")
     return WriteOutcome(holds=False, before=None if before is None else from_item(before))
 
 
@@ -152,15 +158,15 @@ class ItemKey(NamedTuple):
 class ItemWrite:
     """One conditional write. Every attribute name is aliased, because many are reserved words.
 
-    `values` are the attributes to set; None removes one. `where` are those that must have these values; None stands for
-    one that must be absent.
+    `values`: attributes to set; the value None removes the attribute. `where`: values that attributes must have; None
+    requires that the attribute, or the map entry at its path, is absent.
     """
 
     def __init__(self, key: ItemKey, values: Mapping[str, Any] = {}, *, where: Mapping[str, Any] = {}) -> None:
         self.key = key
         self.conditions: list[str] = []
         self.item: Item | None = None
-        """Of a PutItem: the whole row."""
+        """The whole row, for a PutItem."""
         self._sets: list[str] = []
         self._removes: list[str] = []
         self._names: dict[str, str] = {}
@@ -177,7 +183,7 @@ class ItemWrite:
                 self.when(path, "=", value)
 
     def set_next(self, path: str, of: str) -> None:
-        """Sets an attribute to one more than the number `of`, which counts as 0 if it is absent."""
+        """Sets `path` to the number in attribute `of`, plus one. An absent `of` counts as 0."""
         self._sets.append(f"{self._path(path)} = if_not_exists({self._name(of)}, {self._value(0)}) + {self._value(1)}")
 
     def remove(self, path: str) -> None:
@@ -187,7 +193,7 @@ class ItemWrite:
         self.conditions.append(f"{self._name(name)} {operator} {self._value(value)}")
 
     def when_older(self, name: str, number: int) -> None:
-        """Also if there is no row yet."""
+        """Requires that the attribute is below the number, or that there is no row yet."""
         self.conditions.append(
             f"(attribute_not_exists({self._name('PK')}) OR {self._name(name)} < {self._value(number)})"
         )
@@ -218,7 +224,7 @@ class ItemWrite:
         return alias
 
     def _path(self, path: str) -> str:
-        """An attribute, or `wanted.` and a key of that map."""
+        """Aliases a path: an attribute, or an attribute and a key of its map, as in `wanted.KEY`."""
         name, dot, key = path.partition(".")
         if not dot:
             return self._name(name)

@@ -129,7 +129,7 @@ def add_apps(parser: argparse.ArgumentParser) -> None:
     seconds, workers = bounded_number("number of seconds", 0.1, 604_800), bounded_integer("number", 0, 10_000)
     for name, default, text in (
         ("--target-lag", 60.0, "if the lag is larger, advise more workers"),
-        ("--catch-up", 300.0, "time to catch up in"),
+        ("--catch-up", 300.0, "time in which the advised workers catch up"),
     ):
         scale.add_argument(
             name, type=seconds, default=default, metavar="SECONDS", help=f"{text} (default: {default:.0f})"
@@ -138,7 +138,7 @@ def add_apps(parser: argparse.ArgumentParser) -> None:
         "--worker-rate",
         type=bounded_number("number of records", 0.001, 1e9),
         metavar="RECORDS",
-        help="records per second that one busy worker handles; needed to advise fewer workers when less arrives",
+        help="records per second that one busy worker handles; without it, scale advises fewer workers only if none arrive",
     )
     scale.add_argument("--min", type=workers, default=1, metavar="N", help="fewest workers to advise (default: 1)")
     scale.add_argument("--max", type=workers, metavar="N", help="most workers to advise")
@@ -162,7 +162,7 @@ def _ls(arguments: argparse.Namespace) -> int:
                 one.leases,
             )
             if one.error is None
-            else (one.app, *"?????", one.leases)
+            else (one.app, *["?"] * 5, one.leases)
             for one in found
         ]
         headings = ("APP", "STREAMS", "WORKERS", "SHARDS", "STALLED", "BEHIND", "LEASES")
@@ -201,7 +201,7 @@ async def _list(leases: str | None) -> list[ListedApplicationDocument]:
             records_per_second=status.records_per_second,
         )
 
-    # Concurrently, because each call waits until the workers have reported.
+    # Concurrently, because each call waits for the workers' reports.
     return await asyncio.gather(*(look(stored) for stored in await stored_applications(leases, os.environ)))
 
 
@@ -271,7 +271,7 @@ def _delete(arguments: argparse.Namespace) -> int:
     except LeaseStoreInvalidError as error:
         if error.code != "half_deleted":
             raise
-        confirm(f"Delete the rows that an earlier deletion of {arguments.app!r} has left?", yes=arguments.yes)
+        confirm(f"Delete the rows that an earlier deletion of {arguments.app!r} left behind?", yes=arguments.yes)
     else:
         confirm(
             f"Delete application {status.app!r} (created {timestamp(status.created_seconds)}) and its checkpoints for "
@@ -293,5 +293,5 @@ def _copy(arguments: argparse.Namespace) -> int:
 
     count = ask_application(arguments, lambda application: application.copy_to(arguments.target))
     target = shown_url(arguments.target)
-    show(f"{arguments.app}: moved to {target}, with {counted(count, 'lease')}; its workers start there from now on")
+    show(f"{arguments.app}: moved to {target}, with {counted(count, 'lease')}; from now on, workers start only there")
     return DONE

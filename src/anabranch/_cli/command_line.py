@@ -1,7 +1,7 @@
 """`anabranch COMMAND ...`: finds the command, parses its arguments and turns errors into exit codes.
 
-Each command in `COMMANDS` has a function `add_COMMAND(parser)`: it adds the arguments, and sets the function to run as
-their default `work`. Only the module of the requested command is imported.
+Each command in `COMMANDS` has a function `add_COMMAND(parser)`: it adds the arguments, and sets the parser's default
+`work` to the function that runs the command. Only the module of the requested command is imported.
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted. Data goes to standard output, everything else to standard
 error. An error is one line that says what to do instead.
 """
@@ -40,7 +40,7 @@ _GROUPS: Final[dict[str, dict[str, str]]] = {
     "streams": {
         "streams": "list, create, describe and delete streams",
         "shards": "show a stream's shards: their lineage and hash ranges",
-        "reshard": "change a stream's shards: to a number, split one, merge two",
+        "reshard": "change a stream's shard count, split a shard, merge two",
         "which-shard": "show which shard a partition key maps to",
     },
     "records": {
@@ -61,11 +61,11 @@ _GROUPS: Final[dict[str, dict[str, str]]] = {
 COMMANDS: Final = {name: summary for commands in _GROUPS.values() for name, summary in commands.items()}
 """Command names, each with its line in the help."""
 _MODULES: Final = {"which-shard": "shards", "reshard": "shards"}
-"""Of commands that are not in a module of their name."""
+"""The modules of commands that do not have one of their own name."""
 
 _EPILOG: Final = """\
 examples:
-  anabranch demo                      the whole product, without an AWS account
+  anabranch demo                      see it work, without an AWS account
   anabranch serve --create orders:4   a local Kinesis to develop against
   anabranch doctor orders             check access to a stream
   anabranch tail orders --from -15m   the last 15 minutes
@@ -137,11 +137,11 @@ def _discard_output() -> None:
 
 
 def make_parser(*, for_completion: bool = False) -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
-    """The parser, and those of the commands by name, which have no arguments yet."""
+    """The parser, and each command's subparser by name. `load` adds the arguments of a command."""
     parser = Parser(
         prog="anabranch",
         usage="anabranch [-h] [--version] COMMAND ...",
-        description=f"Kinesis for Python.\n\n{_listed()}",
+        description=f"Kinesis for Python.\n\n{_command_list()}",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -169,16 +169,16 @@ def _run(given: list[str]) -> int:
         parser.print_help(sys.stderr)
         return WRONG_USAGE
     if chosen not in COMMANDS:
-        parser.error(_unknown(chosen))
-    asked = subparsers[chosen]
-    load(chosen)(asked)
+        parser.error(_unknown_command_error(chosen))
+    subparser = subparsers[chosen]
+    load(chosen)(subparser)
     program: list[str] | None = None
-    if asked.get_default("takes_program") and "--" in given:  # argparse must not see the other program's options
+    if subparser.get_default("takes_program") and "--" in given:  # argparse must not see the other program's options
         place = given.index("--")
         given, program = given[:place], given[place + 1 :]
     arguments, unknown = parser.parse_known_args(join_spans(given), argparse.Namespace(program=program))
     if unknown:
-        asked.error(f"unrecognized arguments: {' '.join(unknown)}; `{asked.prog} --help` lists the options")
+        subparser.error(f"unrecognized arguments: {' '.join(unknown)}; `{subparser.prog} --help` lists the options")
     try:
         work: Callable[[argparse.Namespace], int] = arguments.work
         return work(arguments)
@@ -191,7 +191,7 @@ def _run(given: list[str]) -> int:
         return FAILED
 
 
-def _listed() -> str:
+def _command_list() -> str:
     """The commands by group; argparse would print one long list and wrap the longest line."""
     width = max(map(len, COMMANDS))
     groups = (
@@ -201,7 +201,7 @@ def _listed() -> str:
     return "\n\n".join(groups)
 
 
-def _unknown(command: str) -> str:
+def _unknown_command_error(command: str) -> str:
     similar = get_close_matches(command, COMMANDS, n=1)
     advice = f"did you mean {similar[0]}?" if similar else f"the commands are {', '.join(COMMANDS)}"
     return f"unknown command {command!r}; {advice}"

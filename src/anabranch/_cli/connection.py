@@ -1,5 +1,5 @@
-"""A command's connections: to Kinesis (the data-plane client and the control calls), and to an application. Also waits
-until a stream has changed.
+"""A command's connections: to Kinesis (the client and the control calls) and to an application, and the waits for
+changes of a stream.
 
 Each connection is opened once and always closed. Commands are blocking programs: `run` runs a coroutine and returns its
 result. Between two calls Python handles Ctrl-C, so a prompt can be interrupted. Reads are retried; calls that change
@@ -56,7 +56,7 @@ _JITTER: Final = random.Random()  # noqa: S311 -- not a secret
 async def retry(attempt: Callable[[], Awaitable[T]]) -> T:
     """Returns the first success or raises the last failure. Errors that a retry cannot fix are raised at once.
 
-    The delay is at least the service's Retry-After, of up to a minute.
+    A Retry-After of the service is respected, up to a minute.
     """
     failures = 0
     while True:
@@ -196,15 +196,15 @@ async def wait_until_deleted(connection: Connection, stream: StreamName, report:
 async def wait_until_resharded(
     connection: Connection, stream: StreamName, report: Report, *, before: int, after: int
 ) -> "StreamSummary":
-    """Waits until the stream is ACTIVE with `after` open shards, or ACTIVE again after an update: others may change the
-    shard count too.
+    """Waits until the stream is ACTIVE with `after` open shards, or ACTIVE again after an update with another result:
+    others may change the shard count too.
     """
     was_updating = False
 
     def is_done(summary: "StreamSummary | None") -> bool:
         nonlocal was_updating
         if summary is None:
-            raise CommandFailed(f"{stream.name} was deleted in the meantime")
+            raise CommandFailed(f"{stream.name} was deleted meanwhile")
         was_updating = was_updating or summary.status != "ACTIVE"
         done = 1.0 if before == after else (summary.open_shard_count - before) / (after - before)
         report(min(1.0, max(0.0, done)), f"{summary.status}, {counted(summary.open_shard_count, 'open shard')}")

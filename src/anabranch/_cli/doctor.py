@@ -73,7 +73,7 @@ class Checkup:
         self._leases: str | None = arguments.leases
         self._console = console
         self._own_consumers: list[str] = []
-        """Consumers of the stream that applications registered."""
+        """Consumers of the stream that anabranch registered."""
 
     def _report(self, *findings: Finding) -> None:
         self.findings += findings
@@ -177,7 +177,9 @@ class Checkup:
         if own:
             count += f"; made by anabranch: {', '.join(own)}"
         if leftovers := [name for name in own if is_temporary_name(name)]:
-            advice = f"if no `tail --fanout` runs: anabranch streams consumers rm {summary.name} {' '.join(leftovers)}"
+            advice = (
+                f"if no `tail --fanout` is running: anabranch streams consumers rm {summary.name} {' '.join(leftovers)}"
+            )
             return Finding("fan-out", "warn", count, advice)
         if len(page.consumers) >= CONSUMERS_PER_STREAM_MAX:
             return Finding("fan-out", "warn", count, "remove one that nobody uses: anabranch streams consumers rm")
@@ -235,11 +237,11 @@ class Checkup:
             else:
                 found += "; they do not affect the new application of that name, and are deleted with it"
                 self._report(Finding("deletion", "warn", found))
-        present = None if row is None else own_name(app, row.app_id)
+        current = None if row is None else own_name(app, row.app_id)
         left = [
             name
             for name in self._own_consumers
-            if name != present and not is_temporary_name(name) and name == own_name(app, name[-8:])
+            if name != current and not is_temporary_name(name) and name == own_name(app, name[-8:])
         ]
         if left:
             found = f"left by an earlier application {app!r}: {', '.join(left)}"
@@ -304,7 +306,7 @@ async def _application_state(store: "LeaseStore", row: "AppRow") -> Finding:
 
 
 async def _store_latency(store: "LeaseStore") -> Finding:
-    """The median of a few reads. A heartbeat has 15 % of the lease expiry: 1.5 s by default."""
+    """The median of a few reads. A heartbeat must be answered within 15 % of the lease expiry: 1.5 s by default."""
     taken_ms = []
     for _ in range(_STORE_READS):
         started = time.monotonic()
@@ -360,7 +362,7 @@ async def _redis_findings(store: "RedisLeaseStore") -> list[Finding]:
         advice = "no write can be acknowledged: add replicas, or lower ?replicas="
         return [durability, Finding("replicas", "fail", count, advice)]
     if server.replicas and not store.replicas:
-        advice = "if a replica may become the primary, write ?replicas= with their number"
+        advice = "if a replica may become the primary, set ?replicas= to the number of replicas"
         return [durability, Finding("replicas", "warn", count, advice)]
     return [durability, Finding("replicas", "ok", count)]
 

@@ -52,7 +52,7 @@ from anabranch._model.leases import AppRow, Checkpoint, ControlRow, HandOffReque
 from anabranch._model.streams import Position, StreamName
 from anabranch._ports import Ports
 from anabranch._version import __version__
-from anabranch.alerts import Alert, tell_alert
+from anabranch.alerts import Alert, report_alert
 from anabranch.budget import Budget
 from anabranch.config import ConsumerSettings
 from anabranch.errors import AnabranchError, ConsumerFailedError, ShardStoppedError, UsageError
@@ -993,7 +993,7 @@ class ConsumerRun:
             for progress in monitor.look(measures, now_ms):
                 emit(progress)
             for alert, event in monitor.look_at_alerts(measures, now_ms):
-                tell_alert(emit, alert, event)
+                report_alert(emit, alert, event)
 
     def _describe(self) -> Description:
         return Description(

@@ -1,8 +1,8 @@
 """All metrics by name, and how they are computed from the counters of a consumer or a producer. Pure.
 
-A metric has the name that it has in CloudWatch; for a producer that is the KPL's name where the KPL has the metric.
-Exporters derive other spellings from it. A measurement without the label `shard_id` stands for the whole process, one
-with it for a shard: exporters keep the two apart, so that no sum counts a record twice.
+Metrics are named as in CloudWatch, and those of a producer as in the KPL where the KPL has the same metric. Exporters
+derive other spellings. A measurement with the label `shard_id` is about one shard, one without it about the whole
+process: exporters keep the two apart, so that no sum counts a record twice.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,14 +22,14 @@ Unit: TypeAlias = Literal["Count", "Bytes", "Milliseconds", "Seconds", "None"]
 
 LEVELS: Final = ("none", "summary", "detailed")
 OWN_NAMES_MAX: Final = 100
-"""How many metrics of its own a program may have: more is a mistake, such as a name with an id in it."""
+"""How many metrics a program may define. More are a sign of a mistake, such as an id in the name."""
 VALUE_MAX: Final = 2.0**360
 VALUE_MIN: Final = 2.0**-360
-"""CloudWatch refuses all data of a call in which one value is larger, or smaller and not 0."""
+"""CloudWatch refuses a whole call if the absolute value of one number in it is outside of these bounds and not 0."""
 RESERVED_NAMES: Final = frozenset({"_aws", "ErrorCode", "ShardId", "StreamName"})
-"""In a document of the embedded metric format these are the directive, and our dimensions."""
+"""The embedded metric format uses them for its directive and for our dimensions."""
 VALUES_MAX: Final = 1_000
-"""How many different values of a summary are kept."""
+"""How many different values a summary keeps."""
 
 
 class Metric(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class Metric(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct):
-    """Many values: how many, their sum, and how often each was seen, rounded to two digits."""
+    """Many values: their count, their sum, and how often each was seen, rounded to two significant digits."""
 
     count: int = 0
     total: float = 0.0
@@ -58,11 +58,11 @@ class Summary(msgspec.Struct):
         self.values[rounded] = self.values.get(rounded, 0) + 1
 
     def plus(self, other: "Summary", sign: int = 1) -> "Summary":
-        """With sign -1: what was added since an earlier copy."""
-        names = dict.fromkeys([*self.values, *other.values])
-        values = {name: self.values.get(name, 0) + sign * other.values.get(name, 0) for name in names}
-        kept = {name: count for name, count in values.items() if count}
-        return Summary(self.count + sign * other.count, self.total + sign * other.total, kept)
+        """The sum of both. With sign -1 and an earlier copy: what was added since."""
+        seen = dict.fromkeys([*self.values, *other.values])
+        counts = {value: self.values.get(value, 0) + sign * other.values.get(value, 0) for value in seen}
+        values = {value: count for value, count in counts.items() if count}
+        return Summary(self.count + sign * other.count, self.total + sign * other.total, values)
 
     def copy(self) -> "Summary":
         return Summary(self.count, self.total, dict(self.values))
@@ -110,7 +110,7 @@ _COUNTED: Final = {
     "committed_count": _counter("RecordsCommitted", "Finished records that a checkpoint covers."),
     "failed_count": _counter("HandlerErrors", "Failed attempts to handle a record or a batch."),
     "retry_count": _counter("Retries", "Failed attempts after which another one follows."),
-    "dead_letter_count": _counter("DeadLetters", "Records that went to the dead letters."),
+    "dead_letter_count": _counter("DeadLetters", "Records that were dead-lettered."),
     "skipped_count": _counter("RecordsSkipped", "Records that were skipped by policy or by an operator."),
     "throttle_count": _counter("ReadThrottles", "Reads that Kinesis refused because of its limits."),
     "read_failure_count": _counter("ReadErrors", "Reads that failed in another way."),
@@ -118,23 +118,23 @@ _COUNTED: Final = {
 PROCESSING_LATENCY: Final = Metric("ProcessingLatency", "times", "Milliseconds", "How long handler calls took.")
 ERROR_RATE: Final = Metric("ErrorRate", "summary", "None", "The share of attempts to handle records that failed.")
 BEHIND: Final = _gauge(
-    "MillisBehindLatest", "How far the last read was behind the tip, as Kinesis said.", "Milliseconds"
+    "MillisBehindLatest", "How far the last read was behind the tip, as Kinesis reports it.", "Milliseconds"
 )
 LAG: Final = _gauge("ConsumerLag", "The age of the oldest unfinished record.", "Milliseconds")
 RETENTION_LEFT: Final = _gauge("RetentionLeft", "Time until the oldest unfinished record is trimmed.", "Seconds")
 CHECKPOINT_AGE: Final = _gauge("CheckpointAge", "Time since the checkpoint was last written.", "Seconds")
-UNFINISHED: Final = _gauge("UnfinishedRecords", "Records that were taken and are not finished.")
+UNFINISHED: Final = _gauge("UnfinishedRecords", "Records that were started and are not finished.")
 BUFFERED: Final = _gauge("BufferedBytes", "Bytes of records that are read and not finished.", "Bytes")
-SUBSCRIPTION_AGE: Final = _gauge("SubscriptionAge", "For how long a subscription (fan-out) is active.", "Seconds")
+SUBSCRIPTION_AGE: Final = _gauge("SubscriptionAge", "How long a subscription (fan-out) has been active.", "Seconds")
 STALLED: Final = _gauge("StalledShards", "Shards that are stalled, for a reason that status() names.")
 ACTIVE_SHARDS: Final = _gauge("ActiveShards", "Shards that this process holds.")
 LEASES_HELD: Final = _gauge("LeasesHeld", "Leases that this process holds.")
 LEASES_TAKEN: Final = _counter("LeasesTaken", "Leases that this process took.")
 HAND_OFFS: Final = _counter("HandOffs", "Leases that this process gave to another worker.")
 LEASES_LOST: Final = _counter("LeasesLost", "Leases that this process lost.")
-BUDGET_USED: Final = _gauge("BudgetUsedBytes", "Bytes of the budget in use, with reads under way.", "Bytes")
+BUDGET_USED: Final = _gauge("BudgetUsedBytes", "Bytes of the budget in use, including reads in progress.", "Bytes")
 BUDGET_LIMIT: Final = _gauge("BudgetLimitBytes", "The byte budget.", "Bytes")
-DEAD_LETTER_AGE: Final = _gauge("DeadLetterAge", "Time since the last record went to the dead letters.", "Seconds")
+DEAD_LETTER_AGE: Final = _gauge("DeadLetterAge", "Time since a record was last dead-lettered.", "Seconds")
 STORE_TIME: Final = Metric("StoreCallTime", "times", "Milliseconds", "How long calls to the lease store took.")
 STORE_ERRORS: Final = _counter("StoreErrors", "Calls to the lease store that failed or had no answer.")
 STORE_THROTTLES: Final = _counter("StoreThrottles", "Calls that the lease store throttled.")
@@ -150,7 +150,7 @@ _OF_SHARD: Final[Mapping[Metric, Callable[[ShardState], float | None]]] = {
     SUBSCRIPTION_AGE: lambda shard: None if shard.subscription is None else shard.subscription.seconds,
     STALLED: lambda shard: int(shard.reason is not None),
 }
-"""The gauges of each shard; those of the process are over all of its shards."""
+"""The gauges of each shard. The process has the same ones, combined over all of its shards."""
 
 
 def consumer_measurements(
@@ -162,8 +162,8 @@ def consumer_measurements(
     yield from _counted(measures.counters, labels)
     for metric, value_of in _OF_SHARD.items():
         of_shards = [found for shard in shards if (found := value_of(shard)) is not None]
-        if of_shards or metric.unit in _ADDED_UNITS:
-            yield Measurement(metric=metric, value=_over_all(metric, of_shards), labels=labels)
+        if of_shards or metric.unit in _SUMMED_UNITS:
+            yield Measurement(metric=metric, value=_combined(metric, of_shards), labels=labels)
     for metric, value in (
         (ACTIVE_SHARDS, len(shards)),
         (LEASES_HELD, len(shards)),
@@ -226,10 +226,10 @@ _WRITTEN_OF_STREAM: Final = {
 }
 RECEIVED: Final = _counter("UserRecordsReceived", "User records that were put.")
 PENDING: Final = _gauge("UserRecordsPending", "User records without an outcome.")
-ALL_ERRORS: Final = _counter("AllErrors", "Failed attempts of Kinesis records.")
-ERRORS_BY_CODE: Final = _counter("ErrorsByCode", "Failed attempts of Kinesis records, by error code.")
+ALL_ERRORS: Final = _counter("AllErrors", "Failed attempts to write Kinesis records.")
+ERRORS_BY_CODE: Final = _counter("ErrorsByCode", "Failed attempts to write Kinesis records, by error code.")
 RETRIES_PER_RECORD: Final = Metric("RetriesPerRecord", "summary", "Count", "Retries per Kinesis record.")
-BUFFERING_TIME: Final = Metric("BufferingTime", "times", "Milliseconds", "From the put until it is sent.")
+BUFFERING_TIME: Final = Metric("BufferingTime", "times", "Milliseconds", "Time from a put until its record is sent.")
 REQUEST_TIME: Final = Metric("RequestTime", "times", "Milliseconds", "How long PutRecords calls took.")
 PER_KINESIS_RECORD: Final = Metric(
     "UserRecordsPerKinesisRecord", "summary", "Count", "User records per delivered Kinesis record."
@@ -301,7 +301,7 @@ KNOWN_METRICS: Final = (
 )
 
 
-# the program's own
+# custom metrics of the program
 
 
 class OwnMetrics:
@@ -315,13 +315,13 @@ class OwnMetrics:
     def add(self, name: str, value: float) -> None:
         summary = self.summaries.get(name)
         if not abs(value) <= VALUE_MAX:
-            self._refuse(name, f"{value} is not a number from -2^360 to 2^360, as CloudWatch takes them")
+            self._refuse(name, f"{value} is not a number from -2^360 to 2^360, and CloudWatch accepts no others")
         elif summary is not None:
             summary.add(value if abs(value) >= VALUE_MIN else 0.0)
         elif name in _KNOWN_NAMES:
             self._refuse(name, "the library has a metric of that name; choose another")
         elif name in RESERVED_NAMES:
-            self._refuse(name, "the name has another meaning in CloudWatch's embedded metric format; choose another")
+            self._refuse(name, "CloudWatch's embedded metric format reserves the name; choose another")
         elif len(self.summaries) >= OWN_NAMES_MAX:
             self._refuse(name, f"there are {OWN_NAMES_MAX} metrics already; do not use ids or keys in names")
         else:
@@ -337,12 +337,12 @@ class OwnMetrics:
 _KNOWN_NAMES: Final = frozenset(metric.name for metric in KNOWN_METRICS)
 
 
-_ADDED_UNITS: Final = frozenset({"Count", "Bytes"})
+_SUMMED_UNITS: Final = frozenset({"Count", "Bytes"})
 _WORST_IS_SMALLEST: Final = frozenset({RETENTION_LEFT.name, LIMITER_RATE.name})
 
 
 def merged(measured: Iterable[Measurement]) -> list[Measurement]:
-    """Measurements of several consumers or producers with the same labels as one."""
+    """Combines the measurements of several consumers or producers that have the same name and labels."""
     found: dict[tuple[str, tuple[tuple[str, str], ...]], Measurement] = {}
     for one in measured:
         other = found.get(one.key)
@@ -355,18 +355,18 @@ def _merged_value(metric: Metric, one: Value, other: Value) -> Value:
         return added(one, other)
     assert isinstance(one, int | float)
     assert isinstance(other, int | float)
-    return _over_all(metric, [one, other])
+    return _combined(metric, [one, other])
 
 
-def _over_all(gauge: Metric, values: Sequence[float]) -> float:
-    """Sizes and numbers are added up; of everything else the worst value is used."""
-    if gauge.unit in _ADDED_UNITS:
+def _combined(gauge: Metric, values: Sequence[float]) -> float:
+    """The sum of counts and sizes, and the worst value of everything else."""
+    if gauge.unit in _SUMMED_UNITS:
         return sum(values)
     return min(values) if gauge.name in _WORST_IS_SMALLEST else max(values)
 
 
 def added(one: Value, other: Value, sign: int = 1) -> Value:
-    """Two readings of a metric that grows, added or (sign -1) subtracted."""
+    """The sum of two values of a metric that grows; with sign -1, their difference."""
     if isinstance(one, TimeBuckets) and isinstance(other, TimeBuckets):
         return one.plus(other) if sign > 0 else one.since(other)
     if isinstance(one, Summary) and isinstance(other, Summary):

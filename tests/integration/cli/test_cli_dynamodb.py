@@ -91,7 +91,7 @@ def test_a_deletion_that_was_interrupted_is_found_and_completed(server, cli, dyn
     shown = cli("apps", "show", "billing")
     assert (shown.code, "'billing' was deleted, but rows of it are left" in shown.err) == (1, True)
     asked = cli("apps", "delete", "billing")
-    assert (asked.code, "an earlier deletion of 'billing' has left?" in asked.err) == (2, True)
+    assert (asked.code, "an earlier deletion of 'billing' left behind?" in asked.err) == (2, True)
     assert cli("apps", "delete", "billing", "--yes").out == "billing: deleted\n"
     assert client.scan(TableName="interrupted")["Items"] == []
     assert "there is no application 'billing'" in cli("apps", "delete", "billing", "--yes").err
@@ -144,7 +144,7 @@ def test_a_stopped_application_moves_from_its_file_to_dynamodb_without_loss_or_r
     assert asyncio.run(consume(file, 4)) == [0, 1, 2, 3]
     ended = cli("apps", "copy", "billing", "--from", file, "--to", table)
     assert ended.code == 0
-    assert ended.out == f"billing: moved to {table}, with 1 lease; its workers start there from now on\n"
+    assert ended.out == f"billing: moved to {table}, with 1 lease; from now on, workers start only there\n"
     with pytest.raises(LeaseStoreInvalidError, match="'billing' was moved to dynamodb://moved") as caught:
         asyncio.run(consume(file, 1))
     assert caught.value.code == "moved"

@@ -138,7 +138,7 @@ def add_apps(parser: argparse.ArgumentParser) -> None:
         "--worker-rate",
         type=bounded_number("number of records", 0.001, 1e9),
         metavar="RECORDS",
-        help="records per second that one busy worker handles; without it, scale advises fewer workers only if none arrive",
+        help="records per second of one busy worker; without it, scale advises fewer workers only if none arrive",
     )
     scale.add_argument("--min", type=workers, default=1, metavar="N", help="fewest workers to advise (default: 1)")
     scale.add_argument("--max", type=workers, metavar="N", help="most workers to advise")

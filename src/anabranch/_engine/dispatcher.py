@@ -1,4 +1,4 @@
-"""Calls the handler for each piece of work, a record or a batch, in tasks of its own.
+"""Calls the handler for each piece of work, a record or a batch, in its own tasks, the runners.
 
 The fence is checked in the same step that starts a call (rule L8). Work is finished when its handler has returned.
 After a failed call one decision follows: retry later, stop the shard (rule D4), skip the record, or write it to the
@@ -51,7 +51,9 @@ from anabranch.records import Batch, BatchFailure, Context, Record
 SLICE: Final = 100
 """Records that a runner handles before it yields to the event loop."""
 PLAIN_CALLS_MAX: Final = 63
-"""When handlers wait: how many calls are simply awaited before one is stepped by hand again, which costs more."""
+"""If handlers wait, stepping their calls by hand costs more than awaiting them. So up to this many calls are simply
+awaited before the next one is stepped.
+"""
 
 
 class _Runner:
@@ -67,15 +69,15 @@ class _Runner:
         self.revoked = False
         self.left = SLICE
         self.began: Coroutine[Any, Any, None] | None = None
-        """The coroutine of the current call, if it was stepped by hand."""
+        """The coroutine of the current calls, if it is stepped by hand."""
         self.done_count = 0
-        """Calls that ended in this step and are not reported yet."""
+        """Calls that have ended since the last report."""
         self.is_waiting = False
-        """Whether a call of this step waits; it is reported separately."""
+        """Whether the last stepped call waits for something; it is reported separately."""
 
 
 class _TurnOver:
-    """The session may have more, but the runner must check the lease again or yield to the loop first."""
+    """The session may have more work, but the runner must check the lease again or yield to the loop first."""
 
 
 _TURN_OVER: Final = _TurnOver()
@@ -90,7 +92,7 @@ class _BegunCall(NamedTuple):
 
 class Dispatcher(Processor):
     """An async call can ignore its cancellation. In a task group it would keep the worker and its process from ending.
-    So the runners are not in a group. They get some time to end; those that do not are released.
+    So the runners are not in a group. Those that do not end in time are released.
     """
 
     is_loop = False
@@ -118,7 +120,7 @@ class Dispatcher(Processor):
         self._policy = options.policy
         self.is_cancellable = call.is_cancellable  # a call in a thread cannot be ended
         self._on_error = on_error
-        """An error of a runner itself, not of its handler, ends the worker."""
+        """Called with an error of a runner itself, not of its handler: it ends the worker."""
         self._is_batch = isinstance(mode, BatchLimits)
         self._tracing = ports.tracing
         is_plain = not self._is_batch and ports.before_call is None and ports.tracing is None
@@ -128,10 +130,10 @@ class Dispatcher(Processor):
         self._released: dict[asyncio.Task[Any], None] = {}
         self._cancelled_at_ms: int | None = None
         self._stride = SLICE
-        """How many records to take at once: few if handlers wait."""
+        """How many records to step at once: few if handlers wait."""
         self._plain_calls = self._plain_calls_left = 0
 
-    # the tasks
+    # the runners
 
     def start(self) -> None:
         loop, count = asyncio.get_running_loop(), self._options.concurrency
@@ -166,7 +168,7 @@ class Dispatcher(Processor):
     def release(self) -> None:
         for task in self._runners:
             self._released[task] = None
-            # asyncio.run cancels all registered tasks at its end and waits for them without a limit.
+            # asyncio.run, when it ends, cancels all registered tasks and waits for them without a timeout.
             asyncio._unregister_task(task)  # noqa: SLF001 -- documented for code that manages tasks itself
             # Suppresses the warning about a pending task, as gather() does.
             task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001 -- there is no other way
@@ -226,8 +228,8 @@ class Dispatcher(Processor):
     # calls that do not wait: they are started by hand and reported together
 
     def _handle_without_waiting(self, runner: _Runner, session: Session) -> _BegunCall | _TurnOver | None:
-        """Calls the handler for one record after another until one fails or waits, the turn is over, or no such record
-        is left. Such calls leave no gap in which others could see the lane, so they are reported together.
+        """Calls the handler for one record after another until a call fails or waits, the turn is over, or no record
+        may start. No other task runs between these calls and sees the lane, so they are reported together.
         """
         turn = self.queue.turn
         now_ms = turn.look()
@@ -252,13 +254,13 @@ class Dispatcher(Processor):
         return None if self._fleet.may_start() else _TURN_OVER
 
     def _handle_slice(self, runner: _Runner, session: Session, records: list[Record[bytes]]) -> Awaitable[Any] | None:
-        """Returns the rest of the call that failed or waits; None if all ended."""
+        """Returns the rest of the call that failed or waits; None if all calls ended."""
         runner.session, runner.done_count, runner.is_waiting = session, 0, False
         runner.began = self._call_each(runner, session, records)
         steps = runner.began.__await__()
         try:
             waits_for = next(steps, FINISHED)
-        except BaseException as error:  # noqa: BLE001 -- raised again where the call is awaited
+        except BaseException as error:  # noqa: BLE001 -- raised where the call is awaited
             return raise_later(error)
         finally:
             runner.session = runner.record = None
@@ -287,7 +289,7 @@ class Dispatcher(Processor):
     # calls that are awaited
 
     async def _perform(self, runner: _Runner, work: Work, rest: Awaitable[Any] | None) -> None:
-        """Makes the call, or awaits the rest of a call that was begun, and reports how it ended."""
+        """Makes the call, or awaits the rest of one that was begun, and reports how it ended."""
         session = work.session
         runner.session, runner.record = session, work.records[0]
         runner.left -= SLICE if self._is_batch else 1
@@ -304,7 +306,7 @@ class Dispatcher(Processor):
             was_revoked = self._clear_revocation(runner)
             if self._is_ending():
                 raise
-            # If we did not cancel the call, something that the handler awaited was cancelled.
+            # If we did not cancel the call, the handler awaited something that was cancelled.
             failure = NotStarted() if was_revoked else error
         except Exception as error:  # noqa: BLE001 -- any error of a handler is a failed attempt
             failure = error
@@ -369,7 +371,7 @@ class Dispatcher(Processor):
         )
 
     def _add_metrics(self, context: Context) -> None:
-        """What a call reported that succeeded."""
+        """Only for a call that succeeded."""
         if self._ports.add_metric is not None:
             for name, value in context.metrics:
                 self._ports.add_metric(name, value)
@@ -418,7 +420,7 @@ class Dispatcher(Processor):
                 self._cancel(runner)
 
     def interrupt(self, session: Session | None = None) -> None:
-        """Calls in threads cannot be cancelled; they count if the lease is valid when they end."""
+        """Calls in threads cannot be cancelled. Their results count if the lease is valid when they end."""
         if not self.is_cancellable:
             return
         for runner in self._runners.values():
@@ -432,13 +434,13 @@ class Dispatcher(Processor):
 
     @staticmethod
     def _clear_revocation(runner: _Runner) -> bool:
-        """Lets the runner go on after a call that we cancelled, even if the call ignored that. True if we did."""
+        """Clears our cancellation, so that the runner continues, even if the call ignored it. True if there was one."""
         was_revoked, runner.revoked = runner.revoked, False
         if was_revoked:
             runner.task.uncancel()
         return was_revoked
 
-    # what runs
+    # running calls
 
     @property
     def is_calling(self) -> bool:
@@ -464,7 +466,7 @@ class Dispatcher(Processor):
 
 
 def _direct_call(call: HandlerCall, options: HandlerOptions) -> Callable[[Record[bytes]], Awaitable[Any]] | None:
-    """The handler with the decoder, if it needs only the record."""
+    """The handler together with the decoder; None if it needs more than the record."""
     direct, decode = call.direct, options.decode
     if direct is None or decode is None:
         return direct
@@ -476,9 +478,9 @@ def make_batch(session: Session, records: list[Record[Any]]) -> Batch[Any]:
 
 
 def conclude_undecodable(ports: Ports, policy: Retry, work: Work, error: UndecodableError) -> None:
-    """The records before it are finished. It gets the policy's last step, without a retry."""
+    """Finishes the records before the undecodable one. That one gets the policy's last step, without a retry."""
     session, record = work.session, error.record
-    index = next(number for number, one in enumerate(work.records) if one is record)
+    index = next(index for index, one in enumerate(work.records) if one is record)
     if index:
         session.finish(work, index)
     session.count_failed_attempt(0, retried=False)
@@ -499,7 +501,7 @@ def situation_of(ports: Ports, session: Session) -> Situation:
 
 
 def note_failure(ports: Ports, policy: Retry, work: Work, record: Record[bytes], error: BaseException) -> None:
-    """Remembers what a letter would say, if the policy writes some."""
+    """Keeps the failure for a dead letter, if the policy writes them."""
     if isinstance(policy.then, DeadLetter):
         clock = ports.clock
         started_ms = clock.wall_ms() - (clock.now_ms() - work.started_at_ms)
@@ -523,21 +525,21 @@ def skip_or_dead_letter(
 
 
 def report_skipped(ports: Ports, session: Session) -> None:
-    """Before another record of the session starts."""
+    """Emits the events of skipped records, before another record of the session starts."""
     for record in session.take_skipped():
         ports.emit(RecordSkipped(**session.names, position=str(record.position), partition_key=record.partition_key))
 
 
 FINISHED: Final = object()
-"""Instead of what a call waits for: it has ended."""
+"""Stands for a call that has ended, in place of what it waits for."""
 
 
 @types.coroutine
 def resume_call(steps: Generator[Any, Any, Any], waits_for: Any) -> Generator[Any, Any, Any]:
     """The rest of a call that was started with `next(call.__await__(), FINISHED)` and waits for something.
 
-    Awaiting a call suspends the whole task where the call waits. Started this way, the runner can first report the
-    calls before it, in the same step of the loop.
+    Awaiting a call suspends the whole task as soon as the call waits. If it is stepped instead, the runner can first
+    report the calls before it, in the same step of the loop.
     """
     while True:
         try:
@@ -555,5 +557,5 @@ def resume_call(steps: Generator[Any, Any, Any], waits_for: Any) -> Generator[An
 
 
 async def raise_later(error: BaseException) -> None:
-    """The rest of a call that has already failed."""
+    """Raises its error when it is awaited: the rest of a call that has already failed."""
     raise error

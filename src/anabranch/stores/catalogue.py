@@ -38,7 +38,7 @@ class StoredApplication(NamedTuple):
 async def stored_applications(
     leases: str | None, environ: Mapping[str, str], aws: Aws | None = None
 ) -> list[StoredApplication]:
-    """The applications in the store at the URL; without one, in that of ANABRANCH_LEASES or in the embedded stores."""
+    """The applications in the store at the URL `leases`. None: that of ANABRANCH_LEASES, or all embedded stores."""
     leases = leases or leases_from(environ)
     stores: list[LeaseStore] = []
     if leases is not None:
@@ -83,7 +83,7 @@ async def find_store(
 async def delete_leftovers(
     app: str, leases: str | LeaseStore | None, environ: Mapping[str, str], aws: Aws | None = None
 ) -> None:
-    """Completes deletions of the application that failed half-way."""
+    """Completes earlier deletions of the application that failed halfway."""
     leases = leases or leases_from(environ)
     store = _store_of(app, leases, environ, aws)
     try:
@@ -98,6 +98,7 @@ def _store_of(app: str, leases: str | LeaseStore | None, environ: Mapping[str, s
 
 
 async def _close(store: LeaseStore, given: object) -> None:
+    """Unless the caller gave us the open store."""
     if store is not given:
         await store.close()
 
@@ -108,42 +109,45 @@ async def _advice(
     others: list[str] = []
     where, hint = "this store", ""
     if leases is None:
-        where, hint = str(embedded_folder(environ)), "; if it names a lease store (leases=), name the same one here"
+        where, hint = str(embedded_folder(environ)), "; if its workers set leases=, give the same URL here"
     elif isinstance(leases, str):
         where = shown_url(leases)
         if isinstance(store, SqliteLeaseStore) and not store.path.exists():
             return f"there is no lease store {shown_url(leases)}: no file {store.path}"
         if isinstance(store, DynamoDbLeaseStore | S3LeaseStore):
-            hint = "; if its workers use another region or account (region=, a profile), name the same one here"
+            hint = "; if its workers use another region or account (region=, a profile), use the same one here"
     if leases is None or isinstance(leases, str):
         try:
             others = [one.app for one in await stored_applications(leases, environ, aws)]
-        except LeaseStoreError:  # a worker need not have the right to list them
+        except LeaseStoreError:  # workers need no permission to list them
             return f"there is no application {app!r} in {where}{hint}"
     missing = f"there is no application {app!r} in {where}"
     if not others:
-        return f"{missing}; it has none at all{hint}"
+        return f"{missing}; it has no applications{hint}"
     if similar := get_close_matches(app, others, n=1):
         return f"{missing}: did you mean {similar[0]!r}?"
     shown = ", ".join(others[:_NAMES_SHOWN_MAX])
     more = f" and {len(others) - _NAMES_SHOWN_MAX} more" if len(others) > _NAMES_SHOWN_MAX else ""
-    return f"{missing}; there are: {shown}{more}{hint}"
+    return f"{missing}; existing applications: {shown}{more}{hint}"
 
 
 # A copy into another store
 #
 # The application's row is marked as `leaving` in the source, and as `arriving` in the target until all other rows are
-# there and have been compared. So a copy that ends half-way can be repeated, and no worker starts with half of the
-# leases. Then the row in the source is marked as `moved`, with the storage that it moved to: only there, a copy is
-# completed. So no second store gets a copy, even if it has the same URL (in another region, account or network).
+# there and have been compared. So a copy that fails halfway can be repeated, and no worker starts with half of the
+# leases. Then the row in the source is marked as `moved`, with the identity of the target's storage. A repeated copy
+# completes only in that storage, so no other one gets a second copy, even if it has the same URL (in another region,
+# account or network).
 
 
 async def check_copy(source: LeaseStore, target: LeaseStore, app: AppRow) -> None:
     """Raises if the application cannot be copied. `app` is its row in the source."""
     if app.place == "arriving":
-        raise UsageError(f"application {app.app!r} has not arrived in {source} yet: complete that copy first")
+        raise UsageError(
+            f"application {app.app!r} has not been copied to {source} completely: complete that copy first"
+        )
     if isinstance(target, MemoryLeaseStore):
-        raise UsageError(f"application {app.app!r} cannot move to {target}, which keeps nothing")
+        raise UsageError(f"application {app.app!r} cannot move to {target}, which is lost with its process")
     found = await target.read_app()
     is_arriving = found is not None and (found.app_id, found.place) == (app.app_id, "arriving")
     if app.place == "moved" and not (found is not None and is_arriving and found.incarnation == app.other_storage):
@@ -151,21 +155,21 @@ async def check_copy(source: LeaseStore, target: LeaseStore, app: AppRow) -> Non
     if found is None or is_arriving:
         return
     if found.app_id == app.app_id and found.place == "here":
-        raise UsageError(f"application {app.app!r} is in {target} already")
+        raise UsageError(f"application {app.app!r} is already in {target}")
     raise UsageError(
-        f"{target} has an application {app.app!r} of its own: delete it there first (anabranch apps delete), or name "
+        f"{target} has another application {app.app!r}: delete it there first (anabranch apps delete), or choose "
         "another store"
     )
 
 
 async def copy_rows(source: LeaseStore, target: LeaseStore, app: AppRow) -> int:
-    """Returns the number of leases. The source is marked as leaving or moved, and no worker runs there."""
+    """Returns the number of leases. Before the call: mark the source as leaving or moved, and stop its workers."""
     arriving = replace(app, place="arriving", other_store=str(source), watch=0)
     found = await target.open(arriving)
     if (found.app_id, found.place) != (app.app_id, "arriving"):
-        raise UsageError(f"somebody created application {app.app!r} in {target} at the same moment")
+        raise UsageError(f"application {app.app!r} was created in {target} during the copy")
     streams = list(await source.read_streams())
-    # Members stay behind: the first worker takes its leases at once.
+    # Members are not copied, and leases have no owner: the first worker takes them at once.
     leases = [replace(row, owner=None) for row in await source.read_leases(with_finished=True)]
     await _write_all(streams, target.put_stream)
     await _write_all(leases, target.create_lease)
@@ -174,7 +178,7 @@ async def copy_rows(source: LeaseStore, target: LeaseStore, app: AppRow) -> int:
         raise LeaseStoreError(f"{target} does not have all rows of application {app.app!r}: repeat the copy")
     moved = await source.move_app("leaving", "moved", f"{target}\n{found.incarnation}")
     if moved is None or (moved.place, moved.other_storage) != ("moved", found.incarnation):
-        raise UsageError(f"application {app.app!r} was moved elsewhere, or started again, at the same moment")
+        raise UsageError(f"application {app.app!r} was moved elsewhere, or started again, during the copy")
     await target.move_app("arriving", "here", "")
     return len(leases)
 
@@ -182,6 +186,8 @@ async def copy_rows(source: LeaseStore, target: LeaseStore, app: AppRow) -> int:
 async def _write_all(rows: Sequence[T], write: Callable[[T], Awaitable[object]]) -> None:
     for first in range(0, len(rows), _WRITTEN_TOGETHER_MAX):
         writes = map(write, rows[first : first + _WRITTEN_TOGETHER_MAX])
-        for outcome in await asyncio.gather(*writes, return_exceptions=True):  # all have ended, then the first error
+        for outcome in await asyncio.gather(
+            *writes, return_exceptions=True
+        ):  # raises the first error, after all have ended
             if isinstance(outcome, BaseException):
                 raise outcome

@@ -1,13 +1,13 @@
 """`Auditor`: checks whether a run kept its promises, from what was written, started, finished and committed.
 
 It knows nothing about the consumer, so it can audit a handler in production, or the merged logs of many processes. Call
-its methods in the order in which things happened; only `wrote` may come later, even at the end.
+its methods in the order of the events; only `wrote` may be called later, even at the end.
 
-- Order: a record of a key starts for the first time only after the previous one is finished. One owner (one fence
-  token) only moves forward, and runs one record of a key at a time.
+- Order: a record of a key starts for the first time only after the previous one is finished. An owner (a fence token)
+  never goes back to an earlier record of a key, and runs one record of a key at a time.
 - No loss: every record that was written is finished.
-- Repeats are counted. A record that was committed as finished must not be repeated.
-- A call whose fence token is below the highest seen for its key is a zombie: it outlived its lease. Zombies are counted
+- Repeats: they are counted. A record that was committed as finished must not be repeated.
+- Zombies: a call whose fence token is below the highest seen for its key outlived its lease. Zombies are counted
   separately. They cannot break the order, and they finish no record.
 """
 
@@ -28,9 +28,9 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
 
     written_count: int
     started_count: int
-    """Without those of zombies."""
+    """Starts of records, without those by zombies."""
     finished_count: int
-    """Distinct records."""
+    """Distinct records that were finished."""
     repeated_count: int
     """Starts of records that were finished before, for example since the last commit before a crash."""
     zombie_count: int
@@ -103,7 +103,7 @@ class Auditor:
         """Records that are written and not finished yet."""
 
     def wrote(self, record: PutResult | Record[Any]) -> None:
-        """The record is in the stream. A `PutResult` must be a delivered record's."""
+        """The record is in the stream. A `PutResult` must be that of a delivered record."""
         assert record.sequence_number is not None, "wrote() needs a delivered record"
         key, position = self._key(record), Position(int(record.sequence_number), record.sub_sequence_number)
         if position not in key.written:
@@ -144,10 +144,12 @@ class Auditor:
         lost: list[str] = []
         unexpected: list[str] = []
         knows_writes = any(key.written for key in self._keys.values())
-        for (_, name), key in self._keys.items():
-            lost.extend(f"lost: {name!r} at {at}" for at in key.written if not key.is_finished.get(at))
+        for (_, partition_key), key in self._keys.items():
+            lost.extend(f"lost: {partition_key!r} at {at}" for at in key.written if not key.is_finished.get(at))
             if knows_writes:
-                unexpected.extend(f"never written: {name!r} at {at}" for at in key.is_finished if at not in key.written)
+                unexpected.extend(
+                    f"never written: {partition_key!r} at {at}" for at in key.is_finished if at not in key.written
+                )
         return AuditReport(
             written_count=sum(len(key.written) for key in self._keys.values()),
             started_count=self._started_count,

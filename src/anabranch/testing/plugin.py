@@ -1,6 +1,6 @@
 """The pytest plugin. pytest finds it by itself, so its fixtures need no import.
 
-Every pytest run loads it where anabranch is installed, so it imports the rest of anabranch only when a fixture is used.
+pytest loads it in every project where anabranch is installed, so it imports anabranch only when a fixture is used.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ def local_kinesis(monkeypatch: pytest.MonkeyPatch) -> "Iterator[LocalKinesis]":
 
 @pytest.fixture
 def anabranch_simulation() -> "Callable[..., SimulationReport]":
-    """Runs `anabranch.testing.simulate` and checks its report. A broken promise fails the test and names the seed."""
+    """Runs `anabranch.testing.simulate`. If the report has a broken promise, the test fails and names the seed."""
     from anabranch.testing.simulation import simulate  # noqa: PLC0415 -- see above
 
     def run(*arguments: Any, **options: Any) -> "SimulationReport":

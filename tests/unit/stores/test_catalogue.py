@@ -73,7 +73,7 @@ def test_an_application_is_named_without_the_password_of_its_store():
 def test_looking_makes_nothing(tmp_path):
     async def main():
         for leases, said in (
-            (None, "there is no application 'billing' in .*; it has none at all"),
+            (None, "there is no application 'billing' in .*; it has no applications"),
             (f"sqlite://{tmp_path}/leases.db", "there is no lease store sqlite://.*: no file .*/leases.db"),
         ):
             with pytest.raises(LeaseStoreInvalidError, match=said):
@@ -113,9 +113,9 @@ def test_an_application_that_is_not_there_is_answered_with_those_that_are(tmp_pa
         with pytest.raises(LeaseStoreInvalidError, match="did you mean 'billing'"):
             await find_store("biling", f"sqlite://{path}", {})
         await make(path, *(f"app-{number:02}" for number in range(11)))
-        with pytest.raises(LeaseStoreInvalidError, match=r"there are: app-00, .* and 2 more"):
+        with pytest.raises(LeaseStoreInvalidError, match=r"existing applications: app-00, .* and 2 more"):
             await find_store("zzz", f"sqlite://{path}", {})
-        with pytest.raises(LeaseStoreInvalidError, match="no application 'billing' in this store; it has none at all"):
+        with pytest.raises(LeaseStoreInvalidError, match="no application 'billing' in this store; it has no applications"):
             await find_store("billing", MemoryLeaseStore(), {})
 
     run(main())

@@ -155,9 +155,9 @@ def test_an_application_of_the_target_is_not_overwritten():
         source, target = dynamodb(MemoryDynamoDb()), dynamodb(MemoryDynamoDb(), "other")
         await fill(source)
         await target.open(replace(APP, app_id="another"))
-        with pytest.raises(UsageError, match="has an application 'billing' of its own"):
+        with pytest.raises(UsageError, match="has another application 'billing'"):
             await Application("billing", leases=source).copy_to(target)
-        with pytest.raises(UsageError, match="keeps nothing"):
+        with pytest.raises(UsageError, match="is lost with its process"):
             await Application("billing", leases=source).copy_to(MemoryLeaseStore())
         assert (await source.poll()).app.place == "here"
 

@@ -38,7 +38,7 @@ from anabranch._engine.fanout_registration import FanOutPlan
 from anabranch._engine.handler_calls import HandlerCall, HandlerOptions
 from anabranch._engine.signals import stop_on_signals
 from anabranch._engine.stop_conditions import StopConditions
-from anabranch._event_loops import read_on
+from anabranch._event_loops import read_on, running_loop
 from anabranch._model.kinds import check_types, refuse
 from anabranch._model.leases import WORKER_ID_BYTES_MAX, AppRow, OrderMode
 from anabranch._model.streams import StreamName, parse_stream
@@ -452,13 +452,12 @@ class Consumer(Generic[T]):
 
     def run_sync(self, handler: RecordHandler[T] | None = None, **options: Any) -> StopReport:
         """`run` for programs without an event loop."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return asyncio.run(self.run(handler, **options))
-        raise UsageError(
-            "run_sync() starts an event loop, but one is already running in this thread: use `await consumer.run(...)`"
-        )
+        if running_loop() is not None:
+            raise UsageError(
+                "run_sync() starts an event loop, but one is already running in this thread: "
+                "use `await consumer.run(...)`"
+            )
+        return asyncio.run(self.run(handler, **options))
 
     def _refuse_manual_ack(self) -> None:
         if self._manual_ack:

@@ -167,6 +167,12 @@ def test_run_sync_inside_a_running_loop_says_what_to_do():
     asyncio.run(main())
 
 
+def test_an_error_of_run_sync_has_no_unrelated_context():
+    with pytest.raises(UsageError, match="needs a handler") as raised:
+        Consumer("orders").run_sync()
+    assert raised.value.__context__ is None
+
+
 # leases=
 
 

@@ -94,7 +94,11 @@ def add_dlq(parser: argparse.ArgumentParser) -> None:
     export.add_argument("file", metavar="FILE", help="a new file")
     redrive.add_argument("target", metavar="MODULE:NAME", nargs="?", help="a Consumer: its handler gets the records")
     redrive.add_argument(
-        "--to-stream", nargs="?", const="", metavar="STREAM", help="put the records back into their stream, or another"
+        "--to-stream",
+        nargs="?",
+        const="",
+        metavar="STREAM",
+        help="put the records back into their stream, or into STREAM",
     )
     redrive.add_argument("--dry-run", action="store_true", help="only count the letters")
     for action in (redrive, worker):
@@ -116,7 +120,7 @@ def _add_redrive_options(parser: argparse.ArgumentParser) -> None:
         "--attempts", type=positive_integer, default=3, metavar="N", help="calls per letter (default: 3)"
     )
     parser.add_argument("--backoff", type=bounded_number("number of seconds", 0, 3600), default=1.0, metavar="SECONDS",
-                        help="longest first pause, doubled with each call (default: 1)")  # fmt: skip
+                        help="longest pause before the second call; doubles with each call (default: 1)")  # fmt: skip
     parser.add_argument(
         "--rate", type=bounded_number("rate", 0.001, 1e6), metavar="N", help="letters per second at most"
     )

@@ -168,7 +168,7 @@ def add_put(parser: argparse.ArgumentParser) -> None:
         "--explicit-hash-key",
         type=hash_key_argument,
         metavar="N",
-        help="selects the shard, instead of the key",
+        help="hash key that selects the shard, instead of the partition key",
     )
     parser.add_argument(
         "--rate",

@@ -118,7 +118,7 @@ def add_tail(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from", dest="start", type=start_argument, default="latest", metavar="WHEN",
         help="latest (default: new records), horizon (everything), -15m (s, m, h, d, w), or an ISO "
-        "time (of this machine's zone unless it names one)",
+        "time (local time unless it names a zone)",
     )  # fmt: skip
     end = parser.add_mutually_exclusive_group()
     end.add_argument("--to", type=end_argument, metavar="WHEN", help="stop at this time: now, -5m, or an ISO time")
@@ -127,7 +127,7 @@ def add_tail(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--key", type=partition_key_argument, help="only records of this partition key")
     parser.add_argument("--shard", type=shard_id_argument, help="only records of this shard (id or number)")
     parser.add_argument(
-        "--fanout", action="store_true", help="read with enhanced fan-out, by a consumer registered for this run"
+        "--fanout", action="store_true", help="read with enhanced fan-out, through a consumer registered for this run"
     )
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--format", type=format_argument, metavar="FORMAT", help="format of each line, see below")

@@ -6,6 +6,7 @@ Callers check ranges later, when the values can be compared.
 
 import inspect
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import is_dataclass
 from datetime import datetime
 from math import isfinite
 from types import NoneType, UnionType
@@ -29,7 +30,7 @@ def check_types(given: Mapping[str, object], kinds: Mapping[str, Any]) -> list[s
     for name, kind in kinds.items():
         value, choices = given[name], _choices(kind)
         if not any(_fits(value, choice) for choice in choices):
-            violations.append(f"{name} is {value!r}; it must be {_one_of(kind)}")
+            violations.append(f"{name} is {value!r}; it must be {_one_of(kind)}{_place(value, choices)}")
             has_choice = any(get_origin(choice) is Literal for choice in choices)
             has_wrong_types = has_wrong_types or not (has_choice and isinstance(value, str))
     if has_wrong_types:
@@ -77,6 +78,16 @@ def _fits(value: object, kind: Any) -> bool:
 def _one_of(kind: Any) -> str:
     *others, last = [text for choice in _choices(kind) for text in _words(choice)]
     return f"{', '.join(others)} or {last}" if others else last
+
+
+def _place(value: object, choices: Sequence[Any]) -> str:
+    """Where settings belong, if a field of an expected class has their type."""
+    if is_dataclass(value):
+        for choice in filter(is_dataclass, choices):
+            for name, kind in get_type_hints(choice).items():
+                if kind is type(value):
+                    return f"; write {choice.__name__}({name}={kind.__name__}(...))"
+    return ""
 
 
 def _words(kind: Any) -> list[str]:

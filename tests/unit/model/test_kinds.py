@@ -63,6 +63,25 @@ def test_the_fields_of_settings_are_judged_by_what_their_class_declares():
     ]
 
 
+@dataclass(frozen=True)
+class Part:
+    size: int
+
+
+@dataclass(frozen=True)
+class Whole:
+    count: int
+    part: Part
+
+
+def test_settings_that_belong_into_other_settings_are_shown_their_place():
+    for kind in (Whole, Whole | None):
+        (violation,) = violations_of(check_types, {"settings": Part(5)}, {"settings": kind})
+        assert violation.endswith("; write Whole(part=Part(...))")
+    (violation,) = violations_of(check_types, {"settings": 5}, {"settings": Whole})
+    assert violation == "settings is 5; it must be of type Whole"
+
+
 def test_a_wrong_type_is_raised_at_once_and_a_wrong_choice_is_returned():
     kinds = {"read": Literal["polling", "fanout"], "count": int}
     assert check_types({"read": "pull", "count": 1}, kinds) == ["read is 'pull'; it must be 'polling' or 'fanout'"]

@@ -83,8 +83,9 @@ def _one_of(kind: Any) -> str:
 def _place(value: object, choices: Sequence[Any]) -> str:
     """Where settings belong, if a field of an expected class has their type."""
     if is_dataclass(value):
-        for choice in filter(is_dataclass, choices):
-            for name, kind in get_type_hints(choice).items():
+        for choice in choices:
+            fields = get_type_hints(choice) if is_dataclass(choice) else {}
+            for name, kind in fields.items():
                 if kind is type(value):
                     return f"; write {choice.__name__}({name}={kind.__name__}(...))"
     return ""

@@ -456,7 +456,7 @@ examples:
   anabranch doctor --json | jq '.[] | select(.state == "fail")'
 
 Changes nothing in AWS. The exit code is 1 if a check failed; warnings and
-skipped checks do not count.
+skipped checks do not count. A role that may only read fails at `writing`.
 """
 _STYLES: Final = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 

@@ -172,6 +172,8 @@ class _Workers:
         self.processes.append(process)
         if serves_health:
             self.health[-1].started()
+        if self._stopping:  # a signal arrived while the process was created
+            process.send_signal(signal.SIGTERM)
 
     async def wait(self) -> None:
         async with asyncio.TaskGroup() as group:

@@ -1,5 +1,6 @@
 """`anabranch run`: a consumer of the user's, alone and as a fleet of processes, and every way to name it wrongly."""
 
+import asyncio
 import json
 import os
 import re
@@ -10,6 +11,8 @@ import time
 from contextlib import contextmanager
 
 import pytest
+
+from anabranch._cli.run import run_workers
 
 PROGRAM = (sys.executable, "-m", "anabranch")
 MODULE = """
@@ -124,6 +127,20 @@ def test_a_signal_stops_it_in_order(server, folder):
             process.send_signal(number)
             assert process.wait(timeout=20) == 0
             assert process.stderr.read() == ""
+
+
+def test_a_signal_that_arrives_while_workers_start_stops_those_that_start(monkeypatch):
+    create, signals = asyncio.create_subprocess_exec, [signal.SIGTERM]
+
+    async def signal_and_create(*arguments, **options):
+        if signals:
+            os.kill(os.getpid(), signals.pop())
+        return await create(*arguments, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", signal_and_create)
+    sleeping = [sys.executable, "-c", "import time; time.sleep(60)"]
+    code = asyncio.run(asyncio.wait_for(run_workers(sleeping, 2, lambda line, level: None), 20))
+    assert code == 0
 
 
 def test_a_run_that_ends_with_a_stopped_shard_fails_and_names_its_record(server, folder, program):

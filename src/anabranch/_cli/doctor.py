@@ -163,8 +163,8 @@ class Checkup:
         if supports_dry_runs:
             self._report(await _writing(stream, calls))
         else:
-            unsupported = "this service or botocore version does not support dry runs of PutRecord"
-            self._report(Finding("writing", "skip", unsupported))
+            unconfirmed = "no dry run of a read was confirmed, so a dry run of PutRecord might write a record"
+            self._report(Finding("writing", "skip", unconfirmed))
         self._report(await self._fan_out(summary, client))
 
     async def _fan_out(self, summary: "StreamSummary", client: "KinesisClient") -> Finding:
@@ -252,7 +252,7 @@ class Checkup:
 async def _reading(
     stream: StreamName, shard_id: str, client: "KinesisClient", calls: "BotocoreCalls"
 ) -> tuple[bool, Finding]:
-    """Also checks whether the service supports dry runs. If not, a dry run of PutRecord would write a record."""
+    """Also checks whether the service confirms a dry run. If not, a dry run of PutRecord might write a record."""
     operation = "GetShardIterator"
     supports_dry_runs = False
     try:

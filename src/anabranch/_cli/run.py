@@ -172,7 +172,7 @@ class _Workers:
         self.processes.append(process)
         if serves_health:
             self.health[-1].started()
-        if self._stopping:  # a signal arrived while the process was created
+        if self._signal_count:  # a signal arrived while the process was created
             process.send_signal(signal.SIGTERM)
 
     async def wait(self) -> None:

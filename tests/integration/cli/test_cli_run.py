@@ -43,7 +43,7 @@ missing = anabranch.Consumer("nowhere", app="missing", settings=ConsumerSettings
 async def handle(record):
     if record.data == b"crash":
         os._exit(7)
-    print(os.getpid(), record.partition_key, record.data.decode(), flush=True)
+    print(f"{os.getpid()} {record.partition_key} {record.data.decode()}\\n", end="", flush=True)  # one write: two processes share it
 
 @stops.handler
 @follows.handler

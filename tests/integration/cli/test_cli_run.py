@@ -43,7 +43,8 @@ missing = anabranch.Consumer("nowhere", app="missing", settings=ConsumerSettings
 async def handle(record):
     if record.data == b"crash":
         os._exit(7)
-    print(f"{os.getpid()} {record.partition_key} {record.data.decode()}\\n", end="", flush=True)  # one write: two processes share it
+    # One write for each line: two processes share the output.
+    print(f"{os.getpid()} {record.partition_key} {record.data.decode()}\\n", end="", flush=True)
 
 @stops.handler
 @follows.handler

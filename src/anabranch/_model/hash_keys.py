@@ -9,6 +9,7 @@ No msgspec.Struct here: the platform wheel compiles this module.
 
 import hashlib
 import re
+from functools import partial
 from typing import NamedTuple
 
 from anabranch.limits import HASH_KEY_MAX, PARTITION_KEY_CHARACTERS_MAX
@@ -16,14 +17,14 @@ from anabranch.limits import HASH_KEY_MAX, PARTITION_KEY_CHARACTERS_MAX
 try:  # three times as fast as OpenSSL's for short keys, but not in every build of Python
     from _md5 import md5 as _md5  # type: ignore[import-not-found]
 except ImportError:  # pragma: no cover -- depends on how Python was built
-    _md5 = hashlib.md5
+    _md5 = partial(hashlib.md5, usedforsecurity=False)
 
 _HASH_KEY = re.compile(r"0|[1-9][0-9]{0,38}")  # API: pattern of HashKey
 
 
 def md5_digest(partition_key: str) -> bytes:
     """The hash key as 16 bytes, big-endian, so that they compare like the numbers."""
-    digest: bytes = _md5(partition_key.encode(), usedforsecurity=False).digest()
+    digest: bytes = _md5(partition_key.encode()).digest()
     return digest
 
 

@@ -199,8 +199,7 @@ class AggregateBuilder:
         data: bytes,
         explicit_hash_key: str | None = None,
         tags: Sequence[Tag] = (),
-        *,
-        size_max: int,
+        size_max: int = 1 << 62,
     ) -> bool:
         """Appends the record unless `size` would exceed `size_max`; returns whether it did.
 
@@ -232,7 +231,8 @@ class AggregateBuilder:
                 return False
             keys[partition_key] = key_index
             self._key_parts += (key_head, key)
-        self._record_parts += (record_head, key_index, data_head, data)
+        parts = self._record_parts
+        parts += (record_head, key_index, data_head, data)
         self.size = size
         return True
 

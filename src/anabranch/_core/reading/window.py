@@ -95,8 +95,8 @@ class Unpacker:
                 return records[:index]
         return records
 
-    def _plain(self, records: Sequence[KinesisRecord], *, but: bytes | tuple[()] = ()) -> list[Record[bytes]]:
-        """All records that do not begin with the given bytes, in one pass: most streams have no aggregates."""
+    def _plain(self, records: Sequence[KinesisRecord], *, but: bytes | None = None) -> list[Record[bytes]]:
+        """All records whose first four bytes are not the given ones, in one pass: most streams have no aggregates."""
         stream, shard_id = self._stream, self._shard_id
         return [
             Record(
@@ -109,7 +109,7 @@ class Unpacker:
                 value=data,
             )
             for record in records
-            if not (data := record.data).startswith(but)
+            if (data := record.data)[:4] != but  # faster than startswith()
         ]
 
     def _open(self, records: Sequence[KinesisRecord], first: int | None = None) -> Iterator[Unpacked]:

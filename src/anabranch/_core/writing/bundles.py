@@ -130,7 +130,7 @@ class Bundle(msgspec.Struct, eq=False):
         self.size_max = size_max - len(outer.encode())
         # No limit for the first record: one that is larger than any aggregate is sent alone.
         tags = _OWN_TAGS + record.tags
-        builder.add(record.partition_key, record.data, record.explicit_hash_key, tags, size_max=1 << 62)
+        builder.add(record.partition_key, record.data, record.explicit_hash_key, tags)
         self.append(record)
 
     def move_from(self, origin: "Bundle", records: Sequence[OutgoingRecord]) -> None:
@@ -186,7 +186,7 @@ class Bundle(msgspec.Struct, eq=False):
             builder = AggregateBuilder()
             for record in self.records:
                 tags = record.tags if builder.count else _OWN_TAGS + record.tags
-                builder.add(record.partition_key, record.data, record.explicit_hash_key, tags, size_max=1 << 62)
+                builder.add(record.partition_key, record.data, record.explicit_hash_key, tags)
         outer, hash_key = self.packing.aggregate_partition_key, first.explicit_hash_key
         if outer is None:
             outer = first.partition_key

@@ -176,7 +176,8 @@ class StreamWriter(Generic[R]):
             if bundle is not None:
                 builder = bundle.builder
                 assert builder is not None
-                if builder.add(partition_key, data, explicit_hash_key, size_max=bundle.size_max):
+                # By position: Python calls a function with keywords slower, and this runs for each record.
+                if builder.add(partition_key, data, explicit_hash_key, (), bundle.size_max):
                     records = bundle.records
                     record = self._record_type(bundle, len(records), partition_key, explicit_hash_key, data, now_ms)
                     records.append(record)

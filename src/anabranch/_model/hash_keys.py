@@ -10,7 +10,7 @@ No msgspec.Struct here: the platform wheel compiles this module.
 import hashlib
 import re
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from anabranch.limits import HASH_KEY_MAX, PARTITION_KEY_CHARACTERS_MAX
 
@@ -19,12 +19,14 @@ try:  # three times as fast as OpenSSL's for short keys, but not in every build 
 except ImportError:  # pragma: no cover -- depends on how Python was built
     _md5 = partial(hashlib.md5, usedforsecurity=False)
 
+md5: Final = _md5
+
 _HASH_KEY = re.compile(r"0|[1-9][0-9]{0,38}")  # API: pattern of HashKey
 
 
 def md5_digest(partition_key: str) -> bytes:
     """The hash key as 16 bytes, big-endian, so that they compare like the numbers."""
-    digest: bytes = _md5(partition_key.encode()).digest()
+    digest: bytes = md5(partition_key.encode()).digest()
     return digest
 
 

@@ -1,4 +1,4 @@
-"""Counts the outcome of each record, by the same rules for all sides.
+"""Counts the outcome of each record, by the same rules for our workers and for each alternative (the *sides*).
 
 Record numbers grow with each put of a key. A record is *lost* if nobody handled it, *out of order* if its first
 handling came after that of a later record of its key, and each further handling is a *repeat*. Handlings of several
@@ -66,12 +66,12 @@ FIGURES: Final = (
     ("out of order", "out_of_order"),
     ("handled again", "repeated"),
 )
-"""What the audit shows of each side."""
+"""The rows of the audit, with the fields that they show."""
 MUST_BE_ZERO: Final = ("not handled", "out of order")
 
 
 def audit_lines(audit: Audit) -> list[list[str]]:
-    """The audit as a table of texts: the headings, what became of the records, and how soon shards were read again."""
+    """The audit as a table of texts: the headings, the outcomes of the records, and the recovery after each event."""
     sides = [*audit.peers.values(), audit.ours]
     lines = [["", *(HEADINGS.get(name, name) for name in (*audit.peers, "anabranch"))]]
     lines += [[name, *(str(getattr(side, field)) for side in sides)] for name, field in FIGURES]

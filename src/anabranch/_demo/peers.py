@@ -1,7 +1,7 @@
-"""What people use instead, beside our workers in the demo: two loops over botocore, and async-kinesis where installed.
+"""The alternatives that run beside our workers: two loops over botocore, and async-kinesis if it is installed.
 
 Run as `python -m anabranch._demo.peers NAME STREAM CHECKPOINTS`. Each prints a line for each record that it handled.
-Nothing in them was made worse for the demo. Like most such programs, each is one process.
+None of them was made worse for the demo. Like most such programs, each is one process.
 """
 
 import asyncio
@@ -76,7 +76,7 @@ class Checkpoints:
 
 
 def careful_loop(stream: str, path: Path) -> None:
-    """A loop with care: it saves its position after each page, and starts children after all their parents ended."""
+    """Saves its position after each page, and reads a child shard after all its parents."""
     kinesis = get_session().create_client("kinesis")
     checkpoints = Checkpoints(path)
     if not checkpoints.positions:
@@ -119,7 +119,7 @@ def _iterator(kinesis: Any, stream: str, shard_id: str, position: str) -> str:
 
 
 def async_kinesis(stream: str, path: Path) -> None:
-    """Its consumer, with its own checkpointer made to survive a restart: the positions are in a file."""
+    """The consumer of that library. Its checkpointer also writes the positions to a file, so a restart keeps them."""
     kinesis, checkpointers, processors = (
         import_module(name) for name in ("kinesis", "kinesis.checkpointers", "kinesis.processors")
     )
@@ -140,14 +140,14 @@ def async_kinesis(stream: str, path: Path) -> None:
             stream,
             endpoint_url=os.environ["AWS_ENDPOINT_URL_KINESIS"],
             region_name=os.environ["AWS_REGION"],
-            iterator_type="TRIM_HORIZON",  # from the tip, it would lose what its new shards have at first
+            iterator_type="TRIM_HORIZON",  # LATEST would lose the first records of new shards
             processor=processors.StringProcessor(),
             checkpointer=FileCheckPointer(name="demo"),
             sleep_time_no_records=POLL_EVERY_SECONDS,
             record_limit=1000,
             shard_fetch_rate=5,
         ) as consumer:
-            while True:  # its iterator ends when nothing came for a while
+            while True:  # its iterator ends when no record has arrived for a while
                 async for data in consumer:
                     handle(data, "async-kinesis")
 

@@ -1,6 +1,6 @@
 """The final view of the demo as an SVG file: the river on the left, the audit on the right.
 
-Drawn with rectangles, so that it has no gaps in any font, and low enough for a screen.
+Drawn with rectangles, because characters leave gaps in some fonts. It fits a screen.
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,7 +48,7 @@ def _river(rows: Sequence[RiverRow]) -> Iterator[str]:
     for group, bottom in zip(groups, [*bottoms, TOP + RIVER_HEIGHT], strict=True):
         # A closed shard that is still read covers its children, which wait for it.
         for shard in sorted(group[0].shards, key=lambda shard: not shard.is_open):
-            yield _bank(shard, TOP + scale * group[0].seconds, bottom)
+            yield _rectangle(shard, TOP + scale * group[0].seconds, bottom)
     beside = TOP - 14.0
     for row in rows:
         y = TOP + scale * row.seconds
@@ -62,10 +62,10 @@ def _river(rows: Sequence[RiverRow]) -> Iterator[str]:
         yield _text(LEFT - 10, y + 5, f"{end * part / 4:.0f} s", FAINT, anchor="end")
 
 
-def _bank(shard: ShardView, top: float, bottom: float) -> str:
+def _rectangle(shard: ShardView, top: float, bottom: float) -> str:
     first = LEFT + RIVER_WIDTH * shard.start / (HASH_KEY_MAX + 1)
     last = LEFT + RIVER_WIDTH * (shard.end + 1) / (HASH_KEY_MAX + 1)
-    # Rows overlap by a little, and shards are apart by a little.
+    # Rows overlap slightly, and there is a small gap between shards.
     size = f'width="{last - first - 3:.1f}" height="{bottom - top + 0.6:.1f}"'
     return f'<rect x="{first:.1f}" y="{top:.1f}" {size} fill="{COLOURS.get(shard.owner, COLOURS[None])}"/>'
 

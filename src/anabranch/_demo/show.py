@@ -61,12 +61,20 @@ class River:
         self._started = time.monotonic()
         self._counts: deque[tuple[float, int]] = deque(maxlen=20)
 
-    def flow(self) -> None:
-        """Adds a row: who reads which part of the hash space now."""
+    async def flow(self) -> list[DemoEvent]:
+        """Adds a row: who reads which part of the hash space now. Returns the events since the previous row."""
+        await self._stage.look()
         news = self._stage.events[self._told_count :]
         self._told_count += len(news)
         marks = tuple(event.mark for event in news)
         self.rows.append(RiverRow(time.monotonic() - self._started, tuple(self._stage.shards), marks))
+        return news
+
+    def plain_line(self) -> str:
+        put, handled = len(self._stage.put), self._stage.handled_count
+        owners = " ".join(f"{shard.shard_id[-2:]}:{shard.owner or '-'}" for shard in self._stage.shards)
+        seconds = self.rows[-1].seconds
+        return f"{seconds:5.1f} s  put {put:6}  handled {handled:6}  waiting {put - handled:4}  {owners}"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         height = max(ROWS_MIN, min(ROWS_MAX, console.height - LINES_AROUND))
@@ -77,7 +85,7 @@ class River:
 
     def _figures(self) -> RenderableType:
         stage, now = self._stage, time.monotonic()
-        handled = stage.handled_count
+        put, handled = len(stage.put), stage.handled_count
         self._counts.append((now, handled))
         since, before = self._counts[0]
         rate = (handled - before) / (now - since) if now > since else 0.0
@@ -85,8 +93,7 @@ class River:
         for name, colour in COLOURS.items():
             owned = sum(shard.owner == name for shard in stage.shards)
             line.append(f" ██ worker {name}: {owned} {'shard ' if owned == 1 else 'shards'} ", style=colour)
-        line.append(f"\n put {len(stage.put):6}   handled {handled:6}   waiting {len(stage.put) - handled:4}   ")
-        line.append(f"{rate:6.0f} records/s")
+        line.append(f"\n put {put:6}   handled {handled:6}   waiting {put - handled:4}   {rate:6.0f} records/s")
         return line
 
     def _news(self) -> RenderableType:
@@ -130,14 +137,6 @@ def _hash_space(shards: Sequence[ShardView]) -> Text:
     return row
 
 
-def plain_line(stage: Stage, elapsed: float) -> str:
-    owners = " ".join(f"{shard.shard_id[-2:]}:{shard.owner or '-'}" for shard in stage.shards)
-    handled = stage.handled_count
-    return (
-        f"{elapsed:5.1f} s  put {len(stage.put):6}  handled {handled:6}  waiting {len(stage.put) - handled:4}  {owners}"
-    )
-
-
 def audit_table(audit: Audit) -> RenderableType:
     headings, *lines = audit_lines(audit)
     table = Table(title="What became of every record", title_justify="left", title_style="bold")
@@ -157,7 +156,7 @@ def audit_table(audit: Audit) -> RenderableType:
 
 
 def _program() -> str:
-    """How to call the command line from here: by name, as a module, or from .venv/bin after `make demo`."""
+    """How to call the command line: by name, as a module, or by its path after `make demo`."""
     if shutil.which("anabranch"):
         return "anabranch"
     return "python -m anabranch" if sys.argv[0].endswith("__main__.py") else sys.argv[0]
@@ -173,10 +172,10 @@ def what_next() -> RenderableType:
     return text
 
 
-DRAIN_SECONDS_MIN = 3.0
-DRAIN_SECONDS_MAX = 15.0
-LOOK_EVERY_SECONDS = 0.5
-LINE_EVERY_SECONDS = 2.0
+DRAIN_SECONDS_MIN: Final = 3.0
+DRAIN_SECONDS_MAX: Final = 15.0
+LOOK_EVERY_SECONDS: Final = 0.5
+LINE_EVERY_SECONDS: Final = 2.0
 
 
 async def perform(
@@ -221,7 +220,7 @@ async def _play(stage: Stage, console: Console, seconds: float, group: asyncio.T
         story = group.create_task(_follow(stage, seconds, pressed))
         river = River(stage, keys=has_keys)
         show = _show_river if console.is_terminal else _show_lines
-        viewing = group.create_task(show(stage, river, console))
+        viewing = group.create_task(show(river, console))
         await asyncio.wait([writing, over_watch], return_when=asyncio.FIRST_COMPLETED)
         over_watch.cancel()
         writing.cancel()
@@ -244,7 +243,7 @@ async def _follow(stage: Stage, seconds: float, pressed: asyncio.Event) -> None:
 
 
 async def _drain(stage: Stage) -> None:
-    """Gives both sides the same time to finish: until ours has, and at least a few seconds."""
+    """Waits for our workers to finish, and at least a few seconds, in which the alternatives can finish, too."""
     at_least, deadline = time.monotonic() + DRAIN_SECONDS_MIN, time.monotonic() + DRAIN_SECONDS_MAX
     while time.monotonic() < deadline and (  # noqa: ASYNC110 -- the count comes from other processes
         stage.handled_count < len(stage.put) or time.monotonic() < at_least
@@ -252,45 +251,35 @@ async def _drain(stage: Stage) -> None:
         await asyncio.sleep(0.1)
 
 
-async def _show_river(stage: Stage, river: River, console: Console) -> None:
+async def _show_river(river: River, console: Console) -> None:
     with Live(river, console=console, refresh_per_second=8):
         while True:
-            await stage.look()
-            river.flow()
+            await river.flow()
             await asyncio.sleep(LOOK_EVERY_SECONDS)
 
 
-async def _show_lines(stage: Stage, river: River, console: Console) -> None:
-    started, told = time.monotonic(), 0
+async def _show_lines(river: River, console: Console) -> None:
     next_line = 0.0
     while True:
-        await stage.look()
-        river.flow()
-        for event in stage.events[told:]:
+        for event in await river.flow():
             console.print(f"        {event.text}")
-        told = len(stage.events)
         if time.monotonic() >= next_line:
             next_line = time.monotonic() + LINE_EVERY_SECONDS
-            console.print(plain_line(stage, time.monotonic() - started), soft_wrap=True)
+            console.print(river.plain_line(), soft_wrap=True)
         await asyncio.sleep(LOOK_EVERY_SECONDS)
 
 
 def _audit(stage: Stage, seed: int) -> Audit:
     now_ns = time.monotonic_ns()
     written = {record.shard_id for record in stage.put.values()}
-    recoveries = tuple(
-        Recovery(event.label, (now_ns - event.at_ns) / 1e9, _recoveries(stage, event))
-        for event in stage.events
-        if written.intersection(event.shard_ids)
-    )
-    peers = {name: judge(stage.put, handlings) for name, handlings in stage.peers.items()}
-    return Audit(seed, judge(stage.put, stage.ours), peers, recoveries)
-
-
-def _recoveries(stage: Stage, event: DemoEvent) -> dict[str, float | None]:
-    at_ns, shard_ids = event.at_ns, event.shard_ids
-    seconds = {name: recovery_seconds(at_ns, shard_ids, stage.put, done) for name, done in stage.peers.items()}
-    return {
-        **seconds,
-        "anabranch": recovery_seconds(at_ns, shard_ids, stage.put, stage.ours, not_by=event.killed_worker),
-    }
+    sides = {**stage.peers, "anabranch": stage.ours}
+    recoveries = []
+    for event in stage.events:
+        if written.intersection(event.shard_ids):
+            seconds = {
+                name: recovery_seconds(event.at_ns, event.shard_ids, stage.put, handled, not_by=event.killed_worker)
+                for name, handled in sides.items()
+            }
+            recoveries.append(Recovery(event.label, (now_ns - event.at_ns) / 1e9, seconds))
+    verdicts = {name: judge(stage.put, handled) for name, handled in sides.items()}
+    return Audit(seed, verdicts.pop("anabranch"), verdicts, tuple(recoveries))

@@ -89,9 +89,6 @@ class Program:
     def is_running(self) -> bool:
         return self._process is not None and self._process.returncode is None
 
-    def end(self) -> None:
-        self.kill(signal.SIGTERM)
-
     def kill(self, number: int = signal.SIGKILL) -> None:
         """By default with SIGKILL: no clean-up, no last commit."""
         if self._process is not None and self._process.returncode is None:
@@ -142,13 +139,7 @@ class RiverRow(NamedTuple):
 
 class Stage:
     def __init__(
-        self,
-        group: asyncio.TaskGroup,
-        *,
-        seed: int,
-        seconds: float,
-        records_per_second: int,
-        fanout: bool = False,
+        self, group: asyncio.TaskGroup, *, seed: int, seconds: float, records_per_second: int, fanout: bool = False
     ) -> None:
         self._group = group
         self._random = random.Random(seed)  # noqa: S311 -- a seed, not a secret
@@ -167,8 +158,7 @@ class Stage:
         self.peers: dict[str, list[HandledRecord]] = {name: [] for name in peer_names()}
         self.events: list[DemoEvent] = []
         self.shards: list[ShardView] = []
-        self._workers: dict[str, Program] = {}
-        self._peers: dict[str, Program] = {}
+        self._programs: dict[str, Program] = {}
         self._store = SqliteLeaseStore(Path(self._folder.name) / "leases.db", APP)
 
     # starting
@@ -178,22 +168,19 @@ class Stage:
         await self._store.open(
             AppRow(app=APP, app_id=secrets.token_hex(16), created_wall_ms=time.time_ns() // 1_000_000)
         )
-        for name in WORKERS:
-            self._start_worker(name)
-        for name in self.peers:
-            self._start_peer(name)
+        self._start_programs(*WORKERS, *self.peers)
 
-    def _start_worker(self, name: str) -> None:
-        arguments = [name, STREAM, f"sqlite:///{self._store.path}", self._read]
-        program = Program(name, "anabranch._demo.worker", arguments, self._kinesis.environment())
-        self._workers[name] = program
-        self._group.create_task(program.run(self.ours.append), name=f"worker {name}")
-
-    def _start_peer(self, name: str) -> None:
-        checkpoints = Path(self._folder.name) / f"{name}.json"
-        arguments = [name, STREAM, str(checkpoints)]
-        self._peers[name] = Program(name, "anabranch._demo.peers", arguments, self._kinesis.environment())
-        self._group.create_task(self._peers[name].run(self.peers[name].append), name=f"peer {name}")
+    def _start_programs(self, *names: str) -> None:
+        for name in names:
+            if name in self.peers:
+                module, handled = "anabranch._demo.peers", self.peers[name]
+                arguments = [name, STREAM, f"{self._folder.name}/{name}.json"]
+            else:
+                module, handled = "anabranch._demo.worker", self.ours
+                arguments = [name, STREAM, f"sqlite:///{self._store.path}", self._read]
+            program = Program(name, module, arguments, self._kinesis.environment())
+            self._programs[name] = program
+            self._group.create_task(program.run(handled.append), name=f"program {name}")
 
     async def await_readers(self) -> None:
         """Waits until each shard has an owner and each alternative has handled a record. The audit ignores records
@@ -227,7 +214,7 @@ class Stage:
         return Producer(STREAM, aggregate=None, aws=aws)
 
     def _check_programs(self) -> None:
-        for program in self._programs():
+        for program in self._programs.values():
             if program.ended.is_set():
                 raise AnabranchError(f"the program {program.name} ended: {' '.join(program.error_lines[-3:])}")
 
@@ -262,8 +249,8 @@ class Stage:
 
     def _split(self) -> None:
         shards = self._open_shards()
-        shard = max(shards, key=lambda one: int(one["HashKeyRange"]["EndingHashKey"]) - _start(one))
-        middle = (_start(shard) + int(shard["HashKeyRange"]["EndingHashKey"])) // 2
+        shard = max(shards, key=lambda one: _end(one) - _start(one))
+        middle = (_start(shard) + _end(shard)) // 2
         self._reshard(
             "SplitShard",
             f"split shard {_number(shard)}",
@@ -299,11 +286,11 @@ class Stage:
     def _kill(self) -> None:
         """Kills one worker and the alternatives with SIGKILL; all restart a little later."""
         victim = self._random.choice(WORKERS)
-        if not self._workers[victim].is_running:
+        if not self._programs[victim].is_running:
             return
         orphans = tuple(shard.shard_id for shard in self.shards if shard.owner == victim and shard.is_open)
-        for program in (self._workers[victim], *self._peers.values()):
-            program.kill()
+        for name in (victim, *self.peers):
+            self._programs[name].kill()
         self._note(
             f"killed worker {victim} and the alternatives (kill -9)",
             f"killed {victim}",
@@ -315,9 +302,7 @@ class Stage:
 
     async def _restart(self, name: str) -> None:
         await asyncio.sleep(self._pause_seconds)
-        self._start_worker(name)
-        for peer in self.peers:
-            self._start_peer(peer)
+        self._start_programs(name, *self.peers)
         self._note(f"started worker {name} and the alternatives again", f"started {name}")
 
     def _throttle(self) -> None:
@@ -339,13 +324,7 @@ class Stage:
         owners = {row.key.shard_id: _owner(row, members) for row in leases if not row.is_finished}
         finished = {row.key.shard_id for row in leases if row.is_finished}
         self.shards = [
-            ShardView(
-                shard["ShardId"],
-                _start(shard),
-                int(shard["HashKeyRange"]["EndingHashKey"]),
-                owners.get(shard["ShardId"]),
-                "EndingSequenceNumber" not in shard["SequenceNumberRange"],
-            )
+            ShardView(shard["ShardId"], _start(shard), _end(shard), owners.get(shard["ShardId"]), _is_open(shard))
             for shard in self._all_shards()
             if shard["ShardId"] not in finished
         ]
@@ -360,7 +339,7 @@ class Stage:
         return shards
 
     def _open_shards(self) -> list[dict[str, Any]]:
-        return [shard for shard in self._all_shards() if "EndingSequenceNumber" not in shard["SequenceNumberRange"]]
+        return [shard for shard in self._all_shards() if _is_open(shard)]
 
     @property
     def handled_count(self) -> int:
@@ -370,22 +349,27 @@ class Stage:
 
     def end(self) -> None:
         """Stops all processes; their task group waits for them."""
-        for program in self._programs():
-            program.end()
+        for program in self._programs.values():
+            program.kill(signal.SIGTERM)
 
     async def close(self) -> None:
-        for program in self._programs():
+        for program in self._programs.values():
             program.kill()
         await self._store.close()
         await self._kinesis.stop()
         self._folder.cleanup()
 
-    def _programs(self) -> list[Program]:
-        return [*self._workers.values(), *self._peers.values()]
-
 
 def _start(shard: dict[str, Any]) -> int:
     return int(shard["HashKeyRange"]["StartingHashKey"])
+
+
+def _end(shard: dict[str, Any]) -> int:
+    return int(shard["HashKeyRange"]["EndingHashKey"])
+
+
+def _is_open(shard: dict[str, Any]) -> bool:
+    return "EndingSequenceNumber" not in shard["SequenceNumberRange"]
 
 
 def _number(shard: dict[str, Any]) -> int:

@@ -16,7 +16,7 @@ from rich.console import Console
 from anabranch import Application, Retry
 from anabranch._cli.explain import explain_fleet, explain_shard
 from anabranch._cli.fleet_tables import fleet_lines, headline
-from anabranch._cli.options import lag as lag_text
+from anabranch._cli.options import ago
 from anabranch._core.session import Session
 from anabranch.errors import LeaseStoreError
 from anabranch.health import HealthApp
@@ -462,12 +462,12 @@ def test_a_problem_is_named_with_a_true_lag_and_its_end_is_reported(trouble, log
 def check_texts(status, shard, trouble):
     """`top` and `explain` say the same, in words."""
     shown = top(status)
-    assert f"{lag_text(status.lag)} behind" in shown.splitlines()[0]
-    assert lag_text(shard.lag) in line_of(shown, shard.shard_id)
+    assert f"{ago(status.lag)} behind" in shown.splitlines()[0]
+    assert ago(shard.lag) in line_of(shown, shard.shard_id)
     assert trouble.state in line_of(shown, shard.shard_id)
     explained = explain_shard(shard, status)
     text = " ".join(explained.situation)
-    assert f"it is {lag_text(shard.lag)} behind" in text
+    assert f"it is {ago(shard.lag)} behind" in text
     if trouble.reason is not None:
         reason = shard.reason.text.partition(" (")[0][:40]
         assert reason in " ".join(shown.split())

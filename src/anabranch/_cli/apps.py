@@ -16,10 +16,10 @@ from anabranch._cli.options import (
     add_application_argument,
     add_json_option,
     add_leases_option,
+    ago,
     application_argument,
     bounded_integer,
     bounded_number,
-    lag,
     shard_id_argument,
     timestamp,
 )
@@ -35,10 +35,12 @@ from anabranch._cli.output import (
     print_table,
     say,
     show,
+    show_lines,
     styled,
     wrapped,
 )
 from anabranch.errors import AnabranchError, LeaseStoreInvalidError
+from anabranch.stores.urls import shown_url
 
 if TYPE_CHECKING:
     from anabranch.application import Application
@@ -62,7 +64,6 @@ examples:
 why a shard is stalled.
 """
 
-
 _COMMANDS_SHOWN: Final = 5
 
 
@@ -83,63 +84,37 @@ class ListedApplicationDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_apps(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = _EXAMPLES
-    actions = Actions(parser)
+    actions = Actions(parser, _EXAMPLES)
     ls = actions.add("ls", _ls, "list the applications of a lease store, or of this machine")
     add_leases_option(ls, "a lease store", default="ANABRANCH_LEASES, else all lease files on this machine")
-    show = actions.add("show", _show, "show an application's workers and shards", examples=["billing"])
+    show = actions.add("show", _show, "show an application's workers and shards")
     add_application_argument(show)
-    skip = actions.add(
-        "skip",
-        _change,
-        "skip a record that keeps failing",
-        examples=["billing 3 49590338271490256608559692538361571095"],
-    )
-    resume = actions.add(
-        "resume", _change, "retry the record at which a shard is stopped", examples=["billing shardId-000000000003"]
-    )
+    skip = actions.add("skip", _change, "skip a record that keeps failing")
+    resume = actions.add("resume", _change, "retry the record at which a shard is stopped")
     for action in (skip, resume):
         add_application_argument(action)
         action.add_argument("shard", type=shard_id_argument, metavar="SHARD", help="id of a shard, or its number alone")
         action.add_argument("--stream", metavar="NAME", help="required if several streams have this shard id")
-    skip.add_argument(
-        "position",
-        metavar="SEQUENCE",
-        help="the record's sequence number, or SEQUENCE:SUB in an aggregate, as `anabranch explain` shows it",
-    )
-    delete = actions.add(
-        "delete", _delete, "delete an application: its leases and checkpoints", examples=["billing --yes"]
-    )
+    position = "the record's sequence number, or SEQUENCE:SUB in an aggregate, as `anabranch explain` shows it"
+    skip.add_argument("position", metavar="SEQUENCE", help=position)
+    delete = actions.add("delete", _delete, "delete an application: its leases and checkpoints")
     add_application_argument(delete)
     delete.add_argument("--yes", action="store_true", help="delete without asking")
-    copy = actions.add(
-        "copy", _copy, "move a stopped application to another lease store", examples=["billing --to dynamodb://"]
-    )
-    copy.add_argument(
-        "app", type=application_argument, metavar="APP", help="name of an application whose workers are stopped"
-    )
-    copy.add_argument(
-        "--from", dest="leases", metavar="URL", help=f"its current lease store (default: {DEFAULT_LEASES})"
-    )
+    copy = actions.add("copy", _copy, "move a stopped application to another lease store")
+    copy.add_argument("app", type=application_argument, metavar="APP", help="an application whose workers are stopped")
+    current = f"its current lease store (default: {DEFAULT_LEASES})"
+    copy.add_argument("--from", dest="leases", metavar="URL", help=current)
     copy.add_argument("--to", dest="target", metavar="URL", required=True, help="its new lease store")
-    scale = actions.add(
-        "scale", _scale, "compute how many workers an application should have", examples=["billing --target-lag 30"]
-    )
+    scale = actions.add("scale", _scale, "compute how many workers an application should have")
     add_application_argument(scale)
     seconds, workers = bounded_number("number of seconds", 0.1, 604_800), bounded_integer("number", 0, 10_000)
-    for name, default, text in (
-        ("--target-lag", 60.0, "if the lag is larger, advise more workers"),
-        ("--catch-up", 300.0, "time in which the advised workers catch up"),
-    ):
-        scale.add_argument(
-            name, type=seconds, default=default, metavar="SECONDS", help=f"{text} (default: {default:.0f})"
-        )
-    scale.add_argument(
-        "--worker-rate",
-        type=bounded_number("number of records", 0.001, 1e9),
-        metavar="RECORDS",
-        help="records per second of one busy worker; without it, scale advises fewer workers only if none arrive",
-    )
+    lag = "if the lag is larger, advise more workers (default: 60)"
+    scale.add_argument("--target-lag", type=seconds, default=60.0, metavar="SECONDS", help=lag)
+    time = "time in which the advised workers catch up (default: 300)"
+    scale.add_argument("--catch-up", type=seconds, default=300.0, metavar="SECONDS", help=time)
+    rate = "records per second of one busy worker; without it, fewer workers are advised only while none arrive"
+    records = bounded_number("number of records", 0.001, 1e9)
+    scale.add_argument("--worker-rate", type=records, metavar="RECORDS", help=rate)
     scale.add_argument("--min", type=workers, default=1, metavar="N", help="fewest workers to advise (default: 1)")
     scale.add_argument("--max", type=workers, metavar="N", help="most workers to advise")
     for action in (ls, show, scale, skip, resume):
@@ -158,7 +133,7 @@ def _ls(arguments: argparse.Namespace) -> int:
                 str(one.live_member_count),
                 str(one.unfinished_shard_count),
                 styled(str(one.stalled_shard_count), "red" if one.stalled_shard_count else ""),
-                lag(one.lag),
+                ago(one.lag),
                 one.leases,
             )
             if one.error is None
@@ -171,8 +146,6 @@ def _ls(arguments: argparse.Namespace) -> int:
             if one.error is not None:
                 say(f"{one.app}: {one.error}")
     else:
-        from anabranch.stores.urls import shown_url
-
         place = shown_url(arguments.leases) if arguments.leases else "the lease files of this machine"
         say(f"no applications in {place}: Consumer(..., app=NAME) creates one")
     return FAILED if any(one.error is not None for one in found) else DONE
@@ -181,7 +154,6 @@ def _ls(arguments: argparse.Namespace) -> int:
 async def _list(leases: str | None) -> list[ListedApplicationDocument]:
     from anabranch.application import Application
     from anabranch.stores.catalogue import stored_applications
-    from anabranch.stores.urls import shown_url
 
     async def look(stored: "StoredApplication") -> ListedApplicationDocument:
         try:
@@ -205,30 +177,25 @@ async def _list(leases: str | None) -> list[ListedApplicationDocument]:
     return await asyncio.gather(*(look(stored) for stored in await stored_applications(leases, os.environ)))
 
 
-def _show(arguments: argparse.Namespace) -> int:
+def _show(arguments: argparse.Namespace) -> None:
     async def read(application: "Application") -> "tuple[FleetStatus, tuple[CommandResult, ...]]":
         return await application.status(watch=True), await application.commands()
 
     status, commands = ask_application(arguments, read)
     if arguments.json:
         print_json(status_document(status))
-        return DONE
+        return
     console = make_console()
-    for line in wrapped(f"{status.app}: {headline(status)}", console):
-        show(line)
-    show()
-    for row in fleet_lines(status, console):
-        console.print(row)
+    show_lines([*wrapped(f"{status.app}: {headline(status)}", console), ""])
+    console.print(*fleet_lines(status, console), sep="\n")
     for command in commands[-_COMMANDS_SHOWN:]:
         what = " ".join(filter(None, (command.action, command.shard_id, command.position)))
         outcome = ", ".join(filter(None, (command.state, command.result)))
         text = f"{timestamp(command.requested_seconds)} {command.requested_by}: {what}: {outcome}"
-        for line in wrapped(text, console, hanging="    "):
-            show(line)
-    return DONE
+        show_lines(wrapped(text, console, hanging="    "))
 
 
-def _scale(arguments: argparse.Namespace) -> int:
+def _scale(arguments: argparse.Namespace) -> None:
     advice = ask_application(
         arguments,
         lambda application: application.desired_workers(
@@ -243,7 +210,6 @@ def _scale(arguments: argparse.Namespace) -> int:
         print_json(advice)
     else:
         show(f"{arguments.app}: {counted(advice.workers, 'worker')}, now {advice.live_workers} ({advice.why})")
-    return DONE
 
 
 def _change(arguments: argparse.Namespace) -> int:
@@ -265,7 +231,7 @@ def _change(arguments: argparse.Namespace) -> int:
     return DONE if command.state == "applied" else FAILED
 
 
-def _delete(arguments: argparse.Namespace) -> int:
+def _delete(arguments: argparse.Namespace) -> None:
     try:
         status = ask_application(arguments, lambda application: application.status())
     except LeaseStoreInvalidError as error:
@@ -285,13 +251,9 @@ def _delete(arguments: argparse.Namespace) -> int:
             )
     ask_application(arguments, lambda application: application.delete())
     show(f"{arguments.app}: deleted")
-    return DONE
 
 
-def _copy(arguments: argparse.Namespace) -> int:
-    from anabranch.stores.urls import shown_url
-
+def _copy(arguments: argparse.Namespace) -> None:
     count = ask_application(arguments, lambda application: application.copy_to(arguments.target))
     target = shown_url(arguments.target)
     show(f"{arguments.app}: moved to {target}, with {counted(count, 'lease')}; from now on, workers start only there")
-    return DONE

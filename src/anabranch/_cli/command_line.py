@@ -16,8 +16,9 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import Any, Final, NoReturn
 
-from anabranch._cli.options import add_parser, join_spans
+from anabranch._cli.options import Work, add_parser, join_spans
 from anabranch._cli.output import (
+    DONE,
     FAILED,
     INTERRUPTED,
     WRONG_USAGE,
@@ -180,8 +181,8 @@ def _run(given: list[str]) -> int:
     if unknown:
         subparser.error(f"unrecognized arguments: {' '.join(unknown)}; `{subparser.prog} --help` lists the options")
     try:
-        work: Callable[[argparse.Namespace], int] = arguments.work
-        return work(arguments)
+        work: Work = arguments.work
+        return work(arguments) or DONE
     except ConfigurationError as error:
         for violation in error.violations:
             say(f"anabranch {arguments.command}: error: {one_line(violation)}")

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterator
 from typing import Final
 
-from anabranch._cli.output import DONE, show_lines
+from anabranch._cli.output import show_lines
 
 _SHELLS: Final = ("bash", "zsh", "tcsh")
 _EXAMPLES: Final = """\
@@ -24,7 +24,7 @@ def add_completion(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", choices=_SHELLS, metavar="SHELL", help=", ".join(_SHELLS))
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace) -> None:
     import shtab
 
     from anabranch._cli.command_line import load, make_parser
@@ -37,7 +37,6 @@ def _run(arguments: argparse.Namespace) -> int:
             if action.metavar in files:
                 action.complete = files[action.metavar]  # type: ignore[attr-defined]
     show_lines(shtab.complete(parser, shell=arguments.shell).splitlines())
-    return DONE
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:

@@ -1,9 +1,8 @@
-"""A command's connections: to Kinesis (the client and the control calls) and to an application, and the waits for
-changes of a stream.
+"""What commands connect to: Kinesis (the client and the control calls), and an application; and waits for a change of a
+stream.
 
-Each connection is opened once and always closed. Commands are blocking programs: `run` runs a coroutine and returns its
-result. Between two calls Python handles Ctrl-C, so a prompt can be interrupted. Reads are retried; calls that change
-something are sent once.
+Commands are blocking programs: `Connection.run` runs one coroutine and returns its result. Between two calls Python
+handles Ctrl-C, so a prompt can be interrupted. Reads are retried; calls that change something are sent once.
 """
 
 import argparse
@@ -15,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from anabranch._cli.options import aws_from
 from anabranch._cli.output import CommandFailed, Report, counted, listed
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
         StreamSummary,
     )
     from anabranch.application import Application
-
 
 T = TypeVar("T")
 P = TypeVar("P", "ListShardsResponse", "ListStreamConsumersResponse")
@@ -70,9 +68,6 @@ async def retry(attempt: Callable[[], Awaitable[T]]) -> T:
             if isinstance(error, ServiceError) and error.retry_after_seconds is not None:
                 delay_ms = max(delay_ms, min(round(error.retry_after_seconds * 1000), _RETRY_AFTER_MS_MAX))
         await asyncio.sleep(delay_ms / 1000)
-
-
-_NAMES_SHOWN_MAX: Final = 10
 
 
 @contextmanager
@@ -122,13 +117,9 @@ class Connection:
     async def summary(self, stream: StreamName) -> "StreamSummary":
         """If the stream does not exist, CommandFailed names the streams that do."""
         try:
-            return await self.find_summary(stream)
+            return await retry(lambda: self.client.describe_stream_summary(stream))
         except StreamNotFoundError as error:
             raise CommandFailed(await self._missing_stream_text(stream)) from error
-
-    async def find_summary(self, stream: StreamName) -> "StreamSummary":
-        """Like `summary`, but raises StreamNotFoundError, for callers that expect it."""
-        return await retry(lambda: self.client.describe_stream_summary(stream))
 
     async def shards(self, stream: StreamName, shard_filter: ShardFilter | None = None) -> list[Shard]:
         """All pages of one listing."""
@@ -155,7 +146,7 @@ class Connection:
             return f"{missing}; there are no streams. Create it: `anabranch streams create {stream.name} --shards 1`"
         similar = get_close_matches(stream.name, streams, n=1)
         existing = f"did you mean {similar[0]!r}? Existing streams" if similar else "existing streams"
-        return f"{missing}; {existing}: {listed(list(streams), _NAMES_SHOWN_MAX)}"
+        return f"{missing}; {existing}: {listed(list(streams))}"
 
 
 async def _pages(fetch: Callable[[str | None], Awaitable[P]]) -> AsyncIterator[P]:
@@ -176,21 +167,19 @@ _POLL_SECONDS_MAX: Final = 2.0  # DescribeStreamSummary is limited to 20 calls p
 
 
 async def wait_until_active(connection: Connection, stream: StreamName, report: Report) -> "StreamSummary":
-    def is_done(summary: "StreamSummary | None") -> bool:
+    def check(summary: "StreamSummary | None") -> "StreamSummary | None":
         report(0.0, "not created yet" if summary is None else summary.status)
-        return summary is not None and summary.status == "ACTIVE"
+        return summary if summary is not None and summary.status == "ACTIVE" else None
 
-    summary = await _wait(connection, stream, is_done)
-    assert summary is not None
-    return summary
+    return await _wait(connection, stream, check)
 
 
 async def wait_until_deleted(connection: Connection, stream: StreamName, report: Report) -> None:
-    def is_done(summary: "StreamSummary | None") -> bool:
+    def check(summary: "StreamSummary | None") -> Literal[True] | None:
         report(0.0, "deleted" if summary is None else summary.status)
-        return summary is None
+        return True if summary is None else None
 
-    await _wait(connection, stream, is_done)
+    await _wait(connection, stream, check)
 
 
 async def wait_until_resharded(
@@ -201,33 +190,30 @@ async def wait_until_resharded(
     """
     was_updating = False
 
-    def is_done(summary: "StreamSummary | None") -> bool:
+    def check(summary: "StreamSummary | None") -> "StreamSummary | None":
         nonlocal was_updating
         if summary is None:
             raise CommandFailed(f"{stream.name} was deleted meanwhile")
         was_updating = was_updating or summary.status != "ACTIVE"
         done = 1.0 if before == after else (summary.open_shard_count - before) / (after - before)
         report(min(1.0, max(0.0, done)), f"{summary.status}, {counted(summary.open_shard_count, 'open shard')}")
-        return summary.status == "ACTIVE" and (was_updating or summary.open_shard_count == after)
+        is_done = summary.status == "ACTIVE" and (was_updating or summary.open_shard_count == after)
+        return summary if is_done else None
 
-    summary = await _wait(connection, stream, is_done)
-    assert summary is not None
-    return summary
+    return await _wait(connection, stream, check)
 
 
-async def _wait(
-    connection: Connection, stream: StreamName, is_done: "Callable[[StreamSummary | None], bool]"
-) -> "StreamSummary | None":
-    """`is_done` shows the progress, and returns True to stop waiting. None: the stream does not exist."""
+async def _wait(connection: Connection, stream: StreamName, check: "Callable[[StreamSummary | None], T | None]") -> T:
+    """`check` gets the stream, or None if it does not exist. It shows the progress, and ends the wait with a result."""
     deadline = time.monotonic() + WAIT_SECONDS_MAX
     poll_seconds = _FIRST_POLL_SECONDS
     while True:
         try:
-            summary: StreamSummary | None = await connection.find_summary(stream)
+            summary: StreamSummary | None = await retry(lambda: connection.client.describe_stream_summary(stream))
         except StreamNotFoundError:
             summary = None
-        if is_done(summary):
-            return summary
+        if (result := check(summary)) is not None:
+            return result
         if time.monotonic() >= deadline:
             raise CommandFailed(
                 f"{stream.name} is not ready after {WAIT_SECONDS_MAX} s; Kinesis continues the change, "

@@ -30,19 +30,10 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     parser.set_defaults(work=_run)
     parser.add_argument("--seed", type=int, metavar="N", help="seed of the run (default: random)")
-    parser.add_argument(
-        "--seconds",
-        type=bounded_number("number of seconds", 1, 3_600),
-        default=36.0,
-        help="how long records are written (default: 36)",
-    )
-    parser.add_argument(
-        "--rate",
-        type=bounded_integer("number of records", 1, 2_000),
-        default=250,
-        metavar="N",
-        help="records per second (default: 250)",
-    )
+    seconds = bounded_number("number of seconds", 1, 3_600)
+    parser.add_argument("--seconds", type=seconds, default=36.0, help="how long records are written (default: 36)")
+    rate = bounded_integer("number of records", 1, 2_000)
+    parser.add_argument("--rate", type=rate, default=250, metavar="N", help="records per second (default: 250)")
     parser.add_argument("--fanout", action="store_true", help="the workers read with enhanced fan-out")
     add_json_option(parser)
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="save the final view as an SVG file")
@@ -78,15 +69,11 @@ async def _perform(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(audit)
     if arguments.picture is not None:
-        _save(picture, arguments.picture)
+        try:
+            arguments.picture.write_text(picture)
+        except OSError as error:
+            raise CommandFailed(f"cannot write {arguments.picture}: {error.strerror}") from None
     return DONE if audit.is_clean else FAILED
-
-
-def _save(picture: str, path: Path) -> None:
-    try:
-        path.write_text(picture)
-    except OSError as error:
-        raise CommandFailed(f"cannot write {path}: {error.strerror}") from None
 
 
 async def _until_signalled(performance: Coroutine[Any, Any, int]) -> int:

@@ -40,7 +40,7 @@ from anabranch._cli.run import add_log_option, configure_logging, find_consumer
 from anabranch.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from anabranch.dead_letters import DeadLetters, LetterFilter, RedriveReport
+    from anabranch.dead_letters import DeadLetters, LetterFilter, LetterGroup, RedriveReport
     from anabranch.letters import Letter
 
 T = TypeVar("T")
@@ -49,6 +49,8 @@ _EXAMPLES: Final = """\
 examples:
   anabranch dlq ls sqs://billing-failures
   anabranch dlq show sqs://billing-failures 3fa9c1
+  anabranch dlq drop sqs://billing-failures --letter 3fa9c1
+  anabranch dlq export sqs://billing-failures letters.jsonl
   anabranch dlq redrive sqs://billing-failures app:consumer --dry-run
   anabranch dlq redrive sqs://billing-failures app:consumer --rate 10
   anabranch dlq redrive sqs://billing-failures --to-stream
@@ -62,49 +64,30 @@ _LETTER_DIGITS: Final = 12
 
 
 def add_dlq(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = _EXAMPLES
-    actions = Actions(parser)
-    ls = actions.add("ls", _ls, "list dead letters, grouped by failure", examples=["sqs://billing-failures"])
+    actions = Actions(parser, _EXAMPLES)
+    ls = actions.add("ls", _ls, "list dead letters, grouped by failure")
     ls.add_argument("--letters", action="store_true", help="list each letter instead of groups")
-    one = actions.add("show", _show, "show one dead letter", examples=["sqs://billing-failures 3fa9c1"])
-    drop = actions.add(
-        "drop", _drop, "delete dead letters permanently", examples=["sqs://billing-failures --letter 3fa9c1"]
-    )
+    one = actions.add("show", _show, "show one dead letter")
+    drop = actions.add("drop", _drop, "delete dead letters permanently")
     drop.add_argument("--all", action="store_true", help="drop all letters; required if no filter is given")
     drop.add_argument("--yes", action="store_true", help="delete without asking")
-    export = actions.add(
-        "export",
-        _export,
-        "write dead letters to a file, as lines of JSON",
-        examples=["sqs://billing-failures letters.jsonl"],
-    )
-    redrive = actions.add(
-        "redrive", _redrive, "deliver dead letters again", examples=["sqs://billing-failures app:consumer"]
-    )
-    worker = actions.add(
-        "worker",
-        _worker,
-        "deliver dead letters again as they arrive",
-        examples=["app:consumer sqs://billing-failures --review sqs://review"],
-    )
+    export = actions.add("export", _export, "write dead letters to a file, as lines of JSON")
+    redrive = actions.add("redrive", _redrive, "deliver dead letters again")
+    worker = actions.add("worker", _worker, "deliver dead letters again as they arrive")
     worker.add_argument("target", metavar="MODULE:NAME", help="a Consumer with a handler")
     for action in (ls, one, drop, export, redrive, worker):
         action.add_argument("url", metavar="URL", help="sqs://NAME, s3://bucket/prefix or sqlite:///path")
     one.add_argument("letter", metavar="LETTER", help="the first digits of its idempotency key")
     export.add_argument("file", metavar="FILE", help="a new file")
     redrive.add_argument("target", metavar="MODULE:NAME", nargs="?", help="a Consumer: its handler gets the records")
-    redrive.add_argument(
-        "--to-stream",
-        nargs="?",
-        const="",
-        metavar="STREAM",
-        help="put the records back into their stream, or into STREAM",
-    )
+    to_stream = "put the records back into their stream, or into STREAM"
+    redrive.add_argument("--to-stream", nargs="?", const="", metavar="STREAM", help=to_stream)
     redrive.add_argument("--dry-run", action="store_true", help="only count the letters")
     for action in (redrive, worker):
         _add_redrive_options(action)
-    worker.add_argument("--idle", type=bounded_number("number of seconds", 0.1, 3600), default=5.0, metavar="SECONDS",
-                        help="pause when there are no letters (default: 5)")  # fmt: skip
+    idle = bounded_number("number of seconds", 0.1, 3600)
+    pause = "pause when there are no letters (default: 5)"
+    worker.add_argument("--idle", type=idle, default=5.0, metavar="SECONDS", help=pause)
     add_log_option(worker)
     for action in (ls, drop, export, redrive):
         _add_filters(action)
@@ -116,21 +99,15 @@ def add_dlq(parser: argparse.ArgumentParser) -> None:
 
 def _add_redrive_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--review", metavar="REVIEW_URL", help="destination of letters that fail again")
-    parser.add_argument(
-        "--attempts", type=positive_integer, default=3, metavar="N", help="calls per letter (default: 3)"
-    )
-    parser.add_argument("--backoff", type=bounded_number("number of seconds", 0, 3600), default=1.0, metavar="SECONDS",
-                        help="longest pause before the second call; doubles with each call (default: 1)")  # fmt: skip
-    parser.add_argument(
-        "--rate", type=bounded_number("rate", 0.001, 1e6), metavar="N", help="letters per second at most"
-    )
-    parser.add_argument(
-        "--concurrency",
-        type=positive_integer,
-        default=8,
-        metavar="N",
-        help="partition keys delivered concurrently (default: 8)",
-    )
+    calls = "calls per letter (default: 3)"
+    parser.add_argument("--attempts", type=positive_integer, default=3, metavar="N", help=calls)
+    backoff = bounded_number("number of seconds", 0, 3600)
+    pause = "longest pause before the second call; doubles with each call (default: 1)"
+    parser.add_argument("--backoff", type=backoff, default=1.0, metavar="SECONDS", help=pause)
+    rate = bounded_number("rate", 0.001, 1e6)
+    parser.add_argument("--rate", type=rate, metavar="N", help="letters per second at most")
+    keys = "partition keys delivered concurrently (default: 8)"
+    parser.add_argument("--concurrency", type=positive_integer, default=8, metavar="N", help=keys)
 
 
 def _add_filters(parser: argparse.ArgumentParser) -> None:
@@ -172,7 +149,7 @@ def _with_letters(arguments: argparse.Namespace, work: "Callable[[DeadLetters], 
     return asyncio.run(main())
 
 
-def _ls(arguments: argparse.Namespace) -> int:
+def _ls(arguments: argparse.Namespace) -> None:
     where = _where(arguments)
     found: Sequence[Any]
     headings: tuple[str, ...]
@@ -183,8 +160,8 @@ def _ls(arguments: argparse.Namespace) -> int:
         headings, right = ("LETTER", "WRITTEN", "KEY", "CALLS", "REDRIVEN", "FAILURE"), ("CALLS", "REDRIVEN")
         rows = [
             (
-                letter.idempotency_key[:_LETTER_DIGITS], _second(letter.written_seconds), letter.partition_key or "-",
-                str(letter.attempts), str(letter.redrive_count), _brief(letter.error_type, letter.message),
+                letter.idempotency_key[:_LETTER_DIGITS], _time(letter.written_seconds, "seconds"),
+                letter.partition_key or "-", str(letter.attempts), str(letter.redrive_count), _brief(letter),
             )
             for letter in letters
         ]  # fmt: skip
@@ -193,8 +170,8 @@ def _ls(arguments: argparse.Namespace) -> int:
         headings, right = ("LETTERS", "KEYS", "LAST", "FINGERPRINT", "FAILURE"), ("LETTERS", "KEYS")
         rows = [
             (
-                str(group.count), str(group.keys), _second(group.last_seconds), group.fingerprint,
-                _brief(group.error_type, group.message),
+                str(group.count), str(group.keys), _time(group.last_seconds, "seconds"), group.fingerprint,
+                _brief(group),
             )
             for group in groups
         ]  # fmt: skip
@@ -204,29 +181,22 @@ def _ls(arguments: argparse.Namespace) -> int:
         print_table(headings, rows, right=right)
     else:
         say("no letters")
-    return DONE
 
 
 async def _collect(box: "DeadLetters", where: "LetterFilter") -> "list[Letter]":
     return [msgspec.structs.replace(letter, payload=None, stack="") async for letter in box.letters(where)]
 
 
-def _time(seconds: float) -> str:
+def _time(seconds: float, precision: str = "milliseconds") -> str:
     """A letter may have any content, so not every number is a valid time."""
     try:
-        return timestamp(seconds)
+        return timestamp(seconds, precision)
     except (ValueError, OverflowError, OSError):
         return "-"
 
 
-def _second(seconds: float) -> str:
-    """For tables, which have little room."""
-    whole, dot, _ = _time(seconds).partition(".")
-    return f"{whole}Z" if dot else whole
-
-
-def _brief(error_type: str, message: str) -> str:
-    text = one_line(f"{error_type}: {message}" if message else error_type)
+def _brief(failed: "Letter | LetterGroup") -> str:
+    text = one_line(f"{failed.error_type}: {failed.message}" if failed.message else failed.error_type)
     return text if len(text) <= _MESSAGE_COLUMNS else f"{text[:_MESSAGE_COLUMNS]}..."
 
 
@@ -238,11 +208,11 @@ def _document(letter: "Letter", *, whole: bool) -> dict[str, Any]:
     return fields if whole else {name: fields[name] for name in fields if name not in {"payload", "stack"}}
 
 
-def _show(arguments: argparse.Namespace) -> int:
+def _show(arguments: argparse.Namespace) -> None:
     letter = _with_letters(arguments, lambda box: box.get(arguments.letter))
     if arguments.json:
         print_json(_document(letter, whole=True))
-        return DONE
+        return
     print_facts(
         [
             ("letter", letter.idempotency_key),
@@ -254,13 +224,13 @@ def _show(arguments: argparse.Namespace) -> int:
             ("calls", f"{letter.attempts}: {', '.join(map(_time, letter.attempted_seconds)) or 'times unknown'}"),
             ("redriven", str(letter.redrive_count)),
             ("fingerprint", letter.fingerprint),
-            ("failure", _brief(letter.error_type, letter.message)),
+            ("failure", _brief(letter)),
         ]
     )
     if letter.stack:
         show()
         for line in letter.stack.rstrip("\n").split("\n"):
-            show(f"  {line}")  # indented, so that no line looks like a field
+            show(f"  {line}")  # no line looks like a field
     show()
     if letter.payload is not None:
         shown = letter.payload[:_PAYLOAD_SHOWN].decode("utf-8", "backslashreplace")
@@ -271,10 +241,9 @@ def _show(arguments: argparse.Namespace) -> int:
         show_lines(wrapped(text, make_console()))
     else:
         show("no payload: it was trimmed from the stream, or redacted")
-    return DONE
 
 
-def _drop(arguments: argparse.Namespace) -> int:
+def _drop(arguments: argparse.Namespace) -> None:
     from anabranch.dead_letters import LetterFilter
 
     where = _where(arguments)
@@ -284,14 +253,13 @@ def _drop(arguments: argparse.Namespace) -> int:
         found = _with_letters(arguments, lambda box: _collect(box, where))
         if not found:
             say("no letters")
-            return DONE
+            return
         confirm(f"Delete {counted(len(found), 'letter')} of {arguments.url} permanently?", yes=False)
     count = _with_letters(arguments, lambda box: box.delete(where))
     show(f"{counted(count, 'letter')} deleted")
-    return DONE
 
 
-def _export(arguments: argparse.Namespace) -> int:
+def _export(arguments: argparse.Namespace) -> None:
     path = Path(arguments.file)
     if path.exists():
         raise ConfigurationError(f"{path} exists: name a new file")
@@ -301,7 +269,6 @@ def _export(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from error
     show(f"{counted(count, 'letter')} written to {path}")
-    return DONE
 
 
 def _redrive_options(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -314,9 +281,7 @@ def _redrive_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _redrive(arguments: argparse.Namespace) -> int:
     if (arguments.target is None) == (arguments.to_stream is None):
-        raise ConfigurationError(
-            "say where the records go: MODULE:NAME, a consumer whose handler gets them, or --to-stream"
-        )
+        raise ConfigurationError("say where the records go: MODULE:NAME (to its handler), or --to-stream")
     consumer = None if arguments.target is None else find_consumer(arguments.target)
     is_terminal = make_console(stderr=True).is_terminal
     configure_logging("error" if is_terminal else "warning")
@@ -358,9 +323,10 @@ def _tell(report: "RedriveReport", *, is_stopped: bool) -> None:
         (report.without_payload, "left, without a payload"),
     ]
     told = ", ".join(f"{count} {what}" for count, what in parts if count)
-    show_lines(wrapped(f"{counted(report.matched, 'letter')}: {told}" if told else "no letters", make_console()))
+    console = make_console()
+    show_lines(wrapped(f"{counted(report.matched, 'letter')}: {told}" if told else "no letters", console))
     if report.last_error is not None:
-        show_lines(wrapped(f"the last failure: {one_line(report.last_error)[:_MESSAGE_COLUMNS]}", make_console()))
+        show_lines(wrapped(f"the last failure: {one_line(report.last_error)[:_MESSAGE_COLUMNS]}", console))
     if is_stopped:
         say("stopped; run the same command again to continue")
 
@@ -381,7 +347,7 @@ def _stop_on_signals() -> asyncio.Event:
     return stop
 
 
-def _worker(arguments: argparse.Namespace) -> int:
+def _worker(arguments: argparse.Namespace) -> None:
     consumer = find_consumer(arguments.target)
     configure_logging(arguments.log, arguments.log_format)
 
@@ -397,4 +363,3 @@ def _worker(arguments: argparse.Namespace) -> int:
 
     _with_letters(arguments, work)
     flush()
-    return DONE

@@ -50,7 +50,6 @@ _QUOTA_WARNING_SHARE: Final = 0.9
 _SLOW_RESPONSE_MS: Final = 1_000
 _STORE_READS: Final = 5
 _SLOW_STORE_MS: Final = 250  # a sixth of a heartbeat's deadline
-_STORE_ADVICE: Final = "pass the same URL as the consumer's leases="
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -177,10 +176,8 @@ class Checkup:
         if own:
             count += f"; made by anabranch: {', '.join(own)}"
         if leftovers := [name for name in own if is_temporary_name(name)]:
-            advice = (
-                f"if no `tail --fanout` is running: anabranch streams consumers rm {summary.name} {' '.join(leftovers)}"
-            )
-            return Finding("fan-out", "warn", count, advice)
+            removal = f"anabranch streams consumers rm {summary.name} {' '.join(leftovers)}"
+            return Finding("fan-out", "warn", count, f"if no `tail --fanout` is running: {removal}")
         if len(page.consumers) >= CONSUMERS_PER_STREAM_MAX:
             return Finding("fan-out", "warn", count, "remove one that nobody uses: anabranch streams consumers rm")
         return Finding("fan-out", "ok", count)
@@ -195,15 +192,12 @@ class Checkup:
         app = self._app or "doctor"
         try:
             store = default_store(app, os.environ, self._aws) if leases is None else open_store(leases, app, self._aws)
+            try:
+                await self._check_opened_store(store)
+            finally:
+                await store.close()
         except AnabranchError as error:
-            self._report(Finding("store", "fail", one_line(error), _STORE_ADVICE))
-            return
-        try:
-            await self._check_opened_store(store)
-        except AnabranchError as error:
-            self._report(Finding("store", "fail", one_line(error), _STORE_ADVICE))
-        finally:
-            await store.close()
+            self._report(Finding("store", "fail", one_line(error), "pass the same URL as the consumer's leases="))
 
     async def _check_opened_store(self, store: "LeaseStore") -> None:
         from anabranch.stores.dynamodb import DynamoDbLeaseStore
@@ -231,12 +225,12 @@ class Checkup:
             await store.open(row)
             self._report(await _application_state(store, row))
         if await store.leftovers():
-            found = f"application {app!r} was deleted, but rows of it are left"
+            found, advice = f"application {app!r} was deleted, but rows of it are left", None
             if row is None:
-                self._report(Finding("deletion", "warn", found, shlex.join(["anabranch", "apps", "delete", app])))
+                advice = shlex.join(["anabranch", "apps", "delete", app])
             else:
                 found += "; they do not affect the new application of that name, and are deleted with it"
-                self._report(Finding("deletion", "warn", found))
+            self._report(Finding("deletion", "warn", found, advice))
         current = None if row is None else own_name(app, row.app_id)
         left = [
             name
@@ -464,13 +458,10 @@ _STYLES: Final = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "
 def add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     parser.set_defaults(work=_run)
-    parser.add_argument(
-        "stream", nargs="?", type=stream_argument, metavar="STREAM",
-        help="also check this stream and the permissions on it",
-    )  # fmt: skip
-    parser.add_argument(
-        "--app", type=application_argument, metavar="NAME", help="also check the lease store of this application"
-    )
+    stream = "also check this stream and the permissions on it"
+    parser.add_argument("stream", nargs="?", type=stream_argument, metavar="STREAM", help=stream)
+    app = "also check the lease store of this application"
+    parser.add_argument("--app", type=application_argument, metavar="NAME", help=app)
     add_leases_option(parser, "lease store of the application", default=DEFAULT_LEASES)
     add_json_option(parser)
     add_aws_options(parser)

@@ -8,7 +8,7 @@ import argparse
 import shlex
 import time
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -19,17 +19,28 @@ from anabranch._cli.options import (
     add_aws_options,
     add_json_option,
     ago,
-    lag,
     rate,
     shard_id_argument,
     timestamp,
 )
-from anabranch._cli.output import DONE, CommandFailed, counted, make_console, one_line, print_json, show, wrapped
+from anabranch._cli.output import (
+    CommandFailed,
+    clean,
+    counted,
+    make_console,
+    one_line,
+    print_json,
+    show_lines,
+    wrapped,
+)
 from anabranch._model.streams import Shard, parse_stream
 from anabranch.errors import AnabranchError
 from anabranch.reasons import LetterNotWritten, Reason, WaitsForParents
 from anabranch.reports import FleetShard, FleetStatus
 from anabranch.stores.urls import shown_url
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +53,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """Why it is stalled; None if it is not."""
     situation: tuple[str, ...]
     """Who holds it, where it is, why it is stalled."""
-    advice: str | None
+    advice: str | None = None
     """What to do; None for a shard that is being read or is finished."""
     commands: dict[str, str] = {}
     """Commands that retry or skip the record at which the shard is stopped, each with its purpose."""
@@ -59,7 +70,7 @@ def explain_fleet(status: FleetStatus) -> list[str]:
     else:
         lines.append("No worker is running: nothing is read until you start one.")
     if status.lag is not None:
-        lines.append(f"It is {lag(status.lag)} behind." if status.lag else "It is at the tip.")
+        lines.append(f"It is {ago(status.lag)} behind." if status.lag else "It is at the tip.")
     lines += [_sentence(member.silence) for member in status.members if member.silence is not None]
     stalled = status.stalled_shards
     if stalled:
@@ -74,7 +85,7 @@ def explain_shard(shard: FleetShard, status: FleetStatus, leases: str | None = N
     if shard.state == "finished":
         children = " and ".join(shard.children)
         follows = f"Its records continue in {children}." if children else "It has no children: nothing follows it."
-        return _explanation(shard, follows)
+        return _explanation(shard, [follows])
     reason, advice = shard.reason, None if shard.reason is None else shard.reason.advice
     situation = [_holder(shard, status), _position(shard), _retention(shard), _subscription(shard, status)]
     if shard.state == "stopped" and shard.stopped is not None:
@@ -88,7 +99,7 @@ def explain_shard(shard: FleetShard, status: FleetStatus, leases: str | None = N
         situation.append(_sentence(reason))
     elif shard.takes_without_progress > 1:
         situation.append(f"{shard.takes_without_progress} holders in a row have made no progress on it.")
-    return _explanation(shard, *situation, advice=advice, commands=_ways_past(shard, status, leases))
+    return _explanation(shard, situation, advice, _ways_past(shard, status, leases))
 
 
 def _ways_past(shard: FleetShard, status: FleetStatus, leases: str | None) -> dict[str, str]:
@@ -125,7 +136,7 @@ _STATE_PHRASES: Final = {
 
 
 def _explanation(
-    shard: FleetShard, *situation: str, advice: str | None = None, commands: Mapping[str, str] | None = None
+    shard: FleetShard, situation: list[str], advice: str | None = None, commands: dict[str, str] | None = None
 ) -> Explanation:
     first = f"{shard.shard_id} of {shard.stream} {_STATE_PHRASES[shard.state]}."
     return Explanation(
@@ -135,7 +146,7 @@ def _explanation(
         reason=shard.reason,
         situation=(first, *filter(None, situation)),
         advice=advice,
-        commands=dict(commands or {}),
+        commands=commands or {},
     )
 
 
@@ -153,9 +164,8 @@ def _holder(shard: FleetShard, status: FleetStatus) -> str:
     if owner.state in {"left", "evicted"}:
         how = "has stopped gracefully" if owner.state == "left" else "was declared dead by the others"
         return f"Its last holder, {owner.worker_id}, {how}."
-    beat = (
-        f", whose last heartbeat was {ago(owner.heartbeat_age)} ago" if owner.is_live and owner.heartbeat_seen else ""
-    )
+    is_beating = owner.is_live and owner.heartbeat_seen
+    beat = f", whose last heartbeat was {ago(owner.heartbeat_age)} ago" if is_beating else ""
     return f"It is held by {owner.worker_id}{beat}."
 
 
@@ -168,7 +178,7 @@ def _position(shard: FleetShard) -> str:
             where += f", committed {ago(max(0.0, time.time() - shard.checkpointed_seconds))} ago"
     if shard.lag is None:
         return f"{where}."
-    behind = "it is at the tip" if not shard.lag else f"it is {lag(shard.lag)} behind"
+    behind = "it is at the tip" if not shard.lag else f"it is {ago(shard.lag)} behind"
     if shard.records_per_second is not None:
         behind += f", at {rate(shard.records_per_second)} records per second"
     return f"{where}; {behind}."
@@ -231,7 +241,7 @@ def explain_unleased(shard: Shard, listed: Mapping[str, Shard], stream: str, sta
 def _parents(parents: list[FleetShard]) -> str:
     said = [
         f"{parent.shard_id} {_STATE_PHRASES[parent.state]}"
-        + ("" if parent.lag is None else f" ({lag(parent.lag)} behind)")
+        + ("" if parent.lag is None else f" ({ago(parent.lag)} behind)")
         for parent in parents
     ]
     return f"To keep the order per key it waits for its parents: {', '.join(said)}."
@@ -272,49 +282,45 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
     add_aws_options(parser)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace) -> None:
     status = ask_application(arguments, lambda application: application.status(watch=True))
     shards = status.stalled_shards
     if arguments.shard is not None:
         shards = tuple(shard for shard in status.shards if shard.shard_id == arguments.shard)
     explanations = [explain_shard(shard, status, arguments.leases) for shard in shards]
-    if arguments.shard is not None and not shards:
+    if arguments.shard is not None and not explanations:
         explanations = _explain_unleased(arguments, status)
     if arguments.json:
         print_json(explanations)
-        return DONE
+        return
+    console = make_console()
+    blocks = [_lines(explanation, console) for explanation in explanations]
     if arguments.shard is None:
-        _print(explain_fleet(status))
-    for number, explanation in enumerate(explanations):
-        if number or arguments.shard is None:
-            show()
-        _print_explanation(explanation)
-    return DONE
+        blocks.insert(0, [line for sentence in explain_fleet(status) for line in wrapped(sentence, console)])
+    for number, block in enumerate(blocks):
+        show_lines(["", *block] if number else block)
 
 
 def _explain_unleased(arguments: argparse.Namespace, status: FleetStatus) -> list[Explanation]:
     """A shard gets its lease when its parents have been read to the end; until then only the stream lists it."""
     missing = f"application {status.app!r} has no lease for {arguments.shard}"
     reads = f"It reads: {', '.join(shard.shard_id for shard in status.unfinished_shards) or 'none'}"
-    streams: dict[str, dict[str, Shard]] = {}
+    found: list[Explanation | None] = []
     for stream in status.streams:
         try:
             with connect(arguments) as connection:
-                listed = connection.run(connection.shards(parse_stream(stream)))
-        except (AnabranchError, CommandFailed) as error:
+                shards = connection.run(connection.shards(parse_stream(stream)))
+        except AnabranchError as error:
             raise CommandFailed(
                 f"{missing}. {reads}; if it is a child of one of these, its lease is created when that one has been "
                 f"read to the end. Stream {stream} could not be listed to find out: {error}"
             ) from error
-        streams[stream] = {shard.shard_id: shard for shard in listed}
-    holding = {stream: listed for stream, listed in streams.items() if arguments.shard in listed}
-    if not holding:
+        listed = {shard.shard_id: shard for shard in shards}
+        if (shard := listed.get(arguments.shard)) is not None:
+            found.append(explain_unleased(shard, listed, stream, status))
+    if not found:
         raise CommandFailed(f"{missing}, and no stream of it has that shard. {reads}")
-    explanations = [
-        explanation
-        for stream, listed in holding.items()
-        if (explanation := explain_unleased(listed[arguments.shard], listed, stream, status)) is not None
-    ]
+    explanations = [one for one in found if one is not None]
     if not explanations:
         raise CommandFailed(
             f"{missing}: workers find new shards when they list the stream, every 30 s by default; a shard that was "
@@ -323,33 +329,26 @@ def _explain_unleased(arguments: argparse.Namespace, status: FleetStatus) -> lis
     return explanations
 
 
-def _print_explanation(explanation: Explanation) -> None:
+def _lines(explanation: Explanation, console: "Console") -> list[str]:
     first, *others = explanation.situation
-    _print([first])
-    _print(others, indent=_INDENT)
+    lines = wrapped(first, console)
+    for sentence in others:
+        lines += wrapped(sentence, console, indent=_INDENT)
     if explanation.advice is not None:
-        _print([f"-> {explanation.advice}"], indent=_INDENT)
+        lines += wrapped(f"-> {explanation.advice}", console, indent=_INDENT, hanging="   ")
     for purpose, command in explanation.commands.items():
-        show(f"{_INDENT}   {purpose}:")
-        for line in _copyable(command):
-            show(f"{_INDENT}     {line}")
+        lines.append(f"{_INDENT}   {purpose}:")
+        lines += [f"{_INDENT}     {clean(line)}" for line in _copyable(command, console)]
+    return lines
 
 
-def _copyable(command: str) -> list[str]:
+def _copyable(command: str, console: "Console") -> list[str]:
     """The command as a shell takes it, in lines that fit the terminal; elsewhere in one line."""
-    console = make_console()
     lines = [""]
     for word in shlex.split(command):
         quoted = shlex.quote(word)
         if lines[-1] and console.is_terminal and len(lines[-1]) + len(quoted) > console.width - _COMMAND_MARGIN:
             lines[-1] += " \\"
-            lines.append("  ")
-        lines[-1] += quoted if lines[-1].isspace() or not lines[-1] else f" {quoted}"
+            lines.append(" ")
+        lines[-1] += f" {quoted}" if lines[-1] else quoted
     return lines
-
-
-def _print(sentences: list[str], *, indent: str = "") -> None:
-    console = make_console()
-    for sentence in sentences:
-        for line in wrapped(sentence, console, indent=indent, hanging="   " if sentence.startswith("->") else ""):
-            show(line)

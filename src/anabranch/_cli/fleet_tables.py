@@ -1,6 +1,6 @@
 """A fleet as lines of text: what `apps show` prints and `top` redraws.
 
-Each line fits the terminal; elsewhere nothing is cut. Stalled shards come first, each with its reason below it.
+Lines fit the width of a terminal; piped output is not cut. Stalled shards come first, each with its reason below it.
 """
 
 import time
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from anabranch._cli.options import ago, lag, rate
+from anabranch._cli.options import ago, rate
 from anabranch._cli.output import counted, one_line, styled, table_lines, wrapped
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def headline(status: "FleetStatus") -> str:
         parts[1] += f": {reading} reading"
     if stalled:
         parts.append(f"{len(stalled)} stalled")
-    behind = "" if status.lag is None else f"; {lag(status.lag)} behind"
+    behind = "" if status.lag is None else f"; {ago(status.lag)} behind"
     left = status.retention_left
     if left is not None and left < RETENTION_SHORT_SECONDS:
         behind += f", {ago(left)} before unread records are trimmed"
@@ -123,13 +123,12 @@ def _owner_styles(status: "FleetStatus") -> dict[str, str]:
 def _member_cells(member: "FleetMember", style: str) -> list["Text"]:
     state = "stopping" if member.is_live and member.draining else member.state
     has_beat = member.heartbeat_seen and member.state in {"live", "silent"}
-    has_rate = member.is_live and member.records_per_second is not None
     return [
         styled(member.worker_id, style if member.is_live else "dim"),
         styled(state, _MEMBER_STYLES[member.state]),
-        styled(ago(member.heartbeat_age) if has_beat else "-"),
+        styled(ago(member.heartbeat_age if has_beat else None)),
         styled(str(member.shard_count)),
-        styled(rate(member.records_per_second or 0.0) if has_rate else "-"),
+        styled(rate(member.records_per_second if member.is_live else None)),
     ]
 
 
@@ -139,8 +138,8 @@ def _shard_cells(shard: "FleetShard", styles: dict[str, str], *, with_stream: bo
         styled(f"{shard.stream} {shard.shard_id}" if with_stream else shard.shard_id),
         styled(shard.state, _SHARD_STYLES[shard.state]),
         styled(shard.worker_id or "-", styles.get(shard.owner or "", "")),
-        styled(lag(shard.lag)),
-        styled("-" if shard.records_per_second is None else rate(shard.records_per_second)),
+        styled(ago(shard.lag)),
+        styled(rate(shard.records_per_second)),
         styled("never" if written is None else f"{ago(max(0.0, time.time() - written))} ago"),
     ]
 
@@ -151,6 +150,5 @@ def _pushed_cells(shard: "FleetShard") -> list["Text"]:
     if found is None:
         return [styled("-"), styled("-")]
     since = found.state if found.seconds is None else ago(found.seconds)
-    event = "-" if found.event_seconds_ago is None else ago(found.event_seconds_ago)
     style = "green" if found.state == "active" else "yellow"
-    return [styled(f"{since} r{found.renewal_count}", style), styled(event)]
+    return [styled(f"{since} r{found.renewal_count}", style), styled(ago(found.event_seconds_ago))]

@@ -3,59 +3,54 @@
 import argparse
 import datetime as dt
 import re
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, Literal, TypeVar
 
 from anabranch._model.hash_keys import check_partition_key, parse_hash_key
 from anabranch._model.streams import parse_stream, shard_index
 from anabranch.config import Aws
 
-T = TypeVar("T")
+Work = Callable[[argparse.Namespace], int | None]
+"""Runs a command. Returns its exit code; None is 0."""
 
-_DIGITS_MAX: Final = 18
+T = TypeVar("T")
+N = TypeVar("N", int, float)
 
 
 def bounded_number(noun: str, minimum: float, maximum: float) -> Callable[[str], float]:
     """Returns an argparse type for numbers within bounds; its error names the noun and the bounds."""
-
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = float("nan")
-        if not minimum <= value <= maximum:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a {noun} from {minimum:g} to {maximum:g}")
-        return value
-
-    return parse
+    return _bounded(float, minimum, maximum, f"a {noun} from {minimum:g} to {maximum:g}")
 
 
 def bounded_integer(noun: str, minimum: int, maximum: int) -> Callable[[str], int]:
     """The same for whole numbers."""
+    return _bounded(_whole, minimum, maximum, f"a {noun} from {minimum} to {maximum}")
 
-    def parse(text: str) -> int:
-        if not (_is_whole(text) and minimum <= int(text) <= maximum):
-            raise argparse.ArgumentTypeError(f"{text!r} is not a {noun} from {minimum} to {maximum}")
-        return int(text)
+
+def _bounded(convert: Callable[[str], N], minimum: float, maximum: float, wanted: str) -> Callable[[str], N]:
+    def parse(text: str) -> N:
+        with suppress(ValueError):
+            if minimum <= (value := convert(text)) <= maximum:
+                return value
+        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
 
     return parse
 
 
-def positive_integer(text: str) -> int:
-    if not (_is_whole(text) and 0 < int(text) < 1 << 31):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+def _whole(text: str) -> int:
+    """Digits only: `int` also accepts signs, spaces and underscores."""
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(text)
     return int(text)
 
 
-def _is_whole(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX
+positive_integer: Final = _bounded(_whole, 1, (1 << 31) - 1, "a whole number above 0")
 
 
 Start = Literal["latest", "trim_horizon"] | dt.datetime
 
 _SPAN = re.compile(r"-?(\d+(?:\.\d+)?)([smhdw])")
-_SPAN_WORD = re.compile(r"-\d+(?:\.\d+)?[smhdw]")
 _UNITS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _STARTS: Final[dict[str, Literal["latest", "trim_horizon"]]] = {
     "latest": "latest",
@@ -70,7 +65,7 @@ def join_spans(words: list[str]) -> list[str]:
     joined: list[str] = []
     for word in words:
         takes_value = bool(joined) and joined[-1].startswith("--") and len(joined[-1]) > 2 and "=" not in joined[-1]
-        if takes_value and "--" not in joined and _SPAN_WORD.fullmatch(word):
+        if takes_value and "--" not in joined and word.startswith("-") and _SPAN.fullmatch(word):
             joined[-1] = f"{joined[-1]}={word}"
         else:
             joined.append(word)
@@ -81,68 +76,61 @@ def start_argument(text: str) -> Start:
     word = text.lower().replace("-", "_")
     if word in _STARTS:
         return _STARTS[word]
-    moment = _moment(text, f"horizon, latest, {_ACCEPTED}")
-    if moment.timestamp() > time.time():
-        raise argparse.ArgumentTypeError(f"{text!r} is in the future; omit it to start now")
-    return moment
+    return _moment(text, accepted=f"horizon, latest, {_ACCEPTED}", if_future="to start now")
 
 
 def end_argument(text: str) -> dt.datetime:
-    moment = _moment(text, f"now, {_ACCEPTED}")
-    if moment.timestamp() > time.time():
-        raise argparse.ArgumentTypeError(f"{text!r} is in the future; omit it and stop with Ctrl-C")
+    return _moment(text, accepted=f"now, {_ACCEPTED}", if_future="and stop with Ctrl-C")
+
+
+def _moment(text: str, *, accepted: str, if_future: str) -> dt.datetime:
+    moment = now = dt.datetime.now(dt.UTC)
+    try:
+        if span := _SPAN.fullmatch(text):
+            moment = now - dt.timedelta(seconds=float(span[1]) * _UNITS[span[2]])
+        elif text.lower() != "now":
+            moment = dt.datetime.fromisoformat(text).astimezone(dt.UTC)  # without a zone: local time
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time: write {accepted}") from None
+    if moment > now:
+        raise argparse.ArgumentTypeError(f"{text!r} is in the future; omit it {if_future}")
     return moment
 
 
-def _moment(text: str, accepted: str) -> dt.datetime:
-    now = dt.datetime.now(dt.UTC)
-    if text.lower() == "now":
-        return now
-    try:
-        if span := _SPAN.fullmatch(text):
-            return now - dt.timedelta(seconds=float(span[1]) * _UNITS[span[2]])
-        return dt.datetime.fromisoformat(text).astimezone(dt.UTC)  # without a zone: local time
-    except (ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time: write {accepted}") from None
+def timestamp(seconds: float, precision: str = "milliseconds") -> str:
+    """ISO 8601 in UTC."""
+    return dt.datetime.fromtimestamp(seconds, dt.UTC).isoformat(timespec=precision).replace("+00:00", "Z")
 
 
-def timestamp(seconds: float) -> str:
-    """ISO 8601 in UTC, with milliseconds."""
-    return dt.datetime.fromtimestamp(seconds, dt.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def lag(seconds: float | None) -> str:
-    """A lag in a few characters."""
-    return "-" if seconds is None else ago(seconds)
-
-
-def rate(records_per_second: float) -> str:
+def rate(records_per_second: float | None) -> str:
+    if records_per_second is None:
+        return "-"
     return f"{records_per_second:.1f}" if 0 < records_per_second < 10 else f"{records_per_second:.0f}"
 
 
-def ago(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    for unit, length in (("min", 60), ("h", 3_600)):
-        if seconds < 60 * length:
+def ago(seconds: float | None) -> str:
+    """A duration in a few characters."""
+    if seconds is None:
+        return "-"
+    for unit, length, limit in (("s", 1, 60), ("min", 60, 3_600), ("h", 3_600, 172_800)):
+        if seconds < limit:
             return f"{seconds / length:.1f} {unit}"
-    return f"{seconds / 86_400:.1f} d" if seconds >= 172_800 else f"{seconds / 3_600:.1f} h"
+    return f"{seconds / 86_400:.1f} d"
 
 
 class Actions:
-    """The actions of a command. Each has a function to run."""
+    """The actions of a command. Each has a function to run, and shows its own among the examples of the command."""
 
-    def __init__(self, parser: argparse.ArgumentParser) -> None:
+    def __init__(self, parser: argparse.ArgumentParser, epilog: str) -> None:
+        parser.epilog = epilog
         self._command = parser.prog
+        self._lines = epilog.splitlines()
         self._parsers = parser.add_subparsers(dest="action", metavar="ACTION", title="actions", required=True)
 
-    def add(
-        self, name: str, work: Callable[[argparse.Namespace], int], summary: str, *, examples: Sequence[str] = ("",)
-    ) -> argparse.ArgumentParser:
-        """`examples` are what follows the action's name, for the epilog."""
-        lines = [f"  {self._command} {name} {example}".rstrip() for example in examples]
+    def add(self, name: str, work: Work, summary: str) -> argparse.ArgumentParser:
         action = add_parser(self._parsers, name, summary)
-        action.epilog = "\n".join(["example:" if len(lines) == 1 else "examples:", *lines])
+        examples = [line for line in self._lines if line.startswith(f"  {self._command} {name}")]
+        action.epilog = "\n".join(["examples:", *examples])
         action.set_defaults(work=work)
         return action
 
@@ -159,7 +147,7 @@ def add_parser(commands: Any, name: str, summary: str) -> argparse.ArgumentParse
     return parser
 
 
-def _argument(parse: Callable[[str], T]) -> Callable[[str], T]:
+def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
     """An argparse type that shows the message of a ValueError."""
 
     def checked(text: str) -> T:
@@ -171,20 +159,16 @@ def _argument(parse: Callable[[str], T]) -> Callable[[str], T]:
     return checked
 
 
-stream_argument: Final = _argument(parse_stream)
-hash_key_argument: Final = _argument(parse_hash_key)
-partition_key_argument: Final = _argument(check_partition_key)
+stream_argument: Final = argument(parse_stream)
+hash_key_argument: Final = argument(parse_hash_key)
+partition_key_argument: Final = argument(check_partition_key)
 
 
 def add_aws_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("AWS options", "defaults come from the standard AWS environment and profile")
     group.add_argument("--region", help="such as eu-west-1 (AWS_REGION)")
     group.add_argument("--profile", help="of the shared AWS configuration files (AWS_PROFILE)")
-    group.add_argument(
-        "--endpoint-url",
-        metavar="URL",
-        help="another endpoint, such as a local server (AWS_ENDPOINT_URL_KINESIS)",
-    )
+    group.add_argument("--endpoint-url", metavar="URL", help="such as a local server's (AWS_ENDPOINT_URL_KINESIS)")
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
@@ -199,6 +183,7 @@ def aws_from(arguments: argparse.Namespace) -> Aws:
     return Aws(region=arguments.region, profile=arguments.profile, endpoint_url=arguments.endpoint_url)
 
 
+@argument
 def shard_id_argument(text: str) -> str:
     """A shard id, or its number alone."""
     if text.isascii() and text.isdigit():
@@ -206,22 +191,20 @@ def shard_id_argument(text: str) -> str:
     try:
         shard_index(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{error}; its number alone is enough") from None
+        raise ValueError(f"{error}; its number alone is enough") from None
     return text
 
 
 DEFAULT_LEASES: Final = "ANABRANCH_LEASES, else its file on this machine"
 
 
-def _check_app(text: str) -> str:
+@argument
+def application_argument(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
         raise ValueError(f"{text!r} is not UTF-8") from None
     return text
-
-
-application_argument: Final = _argument(_check_app)
 
 
 def add_application_argument(parser: argparse.ArgumentParser) -> None:

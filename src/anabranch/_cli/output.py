@@ -40,6 +40,7 @@ _HOSTILE: Final = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u20
 _UNBOUNDED: Final = 4_000  # columns: never cut piped output
 _PROSE_COLUMNS_MAX: Final = 100
 _NAME_COLUMNS_MIN: Final = 8
+_LISTED_MAX: Final = 10
 
 
 def clean(text: str) -> str:
@@ -118,11 +119,11 @@ def json_text(value: Any, *, indent: int = -1) -> str:
 
 def print_json(value: Any) -> None:
     """Hash keys and sequence numbers are strings, as in AWS's JSON."""
-    _StandardOutput().write(f"{json_text(value, indent=2)}\n")
+    show_lines([json_text(value, indent=2)])
 
 
 class _StandardOutput:
-    """Standard output that raises `OutputFailed`. It keeps the stream, because rich replaces `sys.stdout` in `Live`."""
+    """Raises `OutputFailed` if it cannot be written. Keeps the stream, because rich's `Live` replaces `sys.stdout`."""
 
     def __init__(self) -> None:
         self._stream = sys.stdout
@@ -281,9 +282,9 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def listed(names: Sequence[str], shown_max: int) -> str:
-    more = f" and {len(names) - shown_max} more" if len(names) > shown_max else ""
-    return f"{', '.join(names[:shown_max])}{more}"
+def listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _LISTED_MAX} more" if len(names) > _LISTED_MAX else ""
+    return f"{', '.join(names[:_LISTED_MAX])}{more}"
 
 
 def confirm(question: str, *, yes: bool) -> None:

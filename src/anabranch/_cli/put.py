@@ -66,34 +66,27 @@ def _read(descriptor: int) -> bytes:
 class PutOutcomes:
     """Prints and counts the outcomes, in the order of the input."""
 
-    def __init__(self, *, is_quiet: bool, as_json: bool) -> None:
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.pending: asyncio.Queue[tuple[str, Delivery] | None] = asyncio.Queue(_PENDING_MAX)
+        """None at the end."""
         self.failed_count = 0
         self._delivered_count = 0
         self._shard_ids: set[str] = set()
-        self._is_quiet = is_quiet
-        self._as_json = as_json
+        self._arguments = arguments
         self._started = time.monotonic()
-        self._pending: asyncio.Queue[tuple[str, Delivery] | None] = asyncio.Queue(_PENDING_MAX)
-
-    async def add(self, source: str, delivery: "Delivery") -> None:
-        await self._pending.put((source, delivery))
 
     def add_invalid(self, source: str, error: ValueError) -> None:
         self.failed_count += 1
         say(f"{source} was not written: {error}")
 
-    async def end(self) -> None:
-        """No more records follow."""
-        await self._pending.put(None)
-
     async def print_all(self) -> None:
         """Prints each outcome as it arrives, until the end."""
-        while (pending := await self._pending.get()) is not None:
+        while (pending := await self.pending.get()) is not None:
             source, delivery = pending
             if not delivery.done():
                 flush()  # Python buffers output to a pipe
             self._print(source, await delivery)
-            if self._pending.empty():
+            if self.pending.empty():
                 flush()
 
     def _print(self, source: str, result: "PutResult") -> None:
@@ -104,9 +97,9 @@ class PutOutcomes:
             self.failed_count += 1
             outcome = "may or may not have been written" if result.maybe_written else "was not written"
             say(f"{source}, with partition key {result.partition_key!r}, {outcome}: {result.error}")
-        if self._as_json:
+        if self._arguments.json:
             show(json_text(_document(result)))
-        elif result.delivered and not self._is_quiet:
+        elif result.delivered and not self._arguments.quiet:
             show(f"{result.shard_id}  {_position(result)}  {result.partition_key}")
 
     def summarize(self) -> None:
@@ -153,29 +146,16 @@ def add_put(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     parser.set_defaults(work=_run)
     add_stream_argument(parser)
-    parser.add_argument(
-        "data", nargs="?", default="-", metavar="DATA",
-        help="the record; - (the default) writes each line of standard input as a record",
-    )  # fmt: skip
+    data = "the record; - (the default) writes each line of standard input as a record"
+    parser.add_argument("data", nargs="?", default="-", metavar="DATA", help=data)
     key = parser.add_mutually_exclusive_group(required=True)
     key.add_argument("--key", type=partition_key_argument, metavar="KEY", help="the partition key of all records")
-    key.add_argument(
-        "--key-field",
-        metavar="NAME",
-        help="the records are JSON, and this field is the partition key (a.b for a nested field)",
-    )
-    parser.add_argument(
-        "--explicit-hash-key",
-        type=hash_key_argument,
-        metavar="N",
-        help="hash key that selects the shard, instead of the partition key",
-    )
-    parser.add_argument(
-        "--rate",
-        type=bounded_number("number of records per second", 0.001, 100_000),
-        metavar="N",
-        help="at most this many records per second",
-    )
+    field = "the records are JSON, and this field is the partition key (a.b for a nested field)"
+    key.add_argument("--key-field", metavar="NAME", help=field)
+    hash_key = "hash key that selects the shard, instead of the partition key"
+    parser.add_argument("--explicit-hash-key", type=hash_key_argument, metavar="N", help=hash_key)
+    rate = bounded_number("number of records per second", 0.001, 100_000)
+    parser.add_argument("--rate", type=rate, metavar="N", help="at most this many records per second")
     parser.add_argument("--no-aggregate", action="store_true", help="do not aggregate records")
     parser.add_argument("--quiet", action="store_true", help="print only failures and the total")
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")
@@ -190,7 +170,7 @@ def _run(arguments: argparse.Namespace) -> int:
     stream: StreamName = arguments.stream
     with connect(arguments, stream) as connection:
         connection.run(connection.summary(stream))  # report a missing stream before reading input
-        outcomes = PutOutcomes(is_quiet=arguments.quiet, as_json=arguments.json)
+        outcomes = PutOutcomes(arguments)
         producer: Producer[bytes] = Producer(
             str(stream), aggregate=None if arguments.no_aggregate else "shard", aws=aws_from(arguments)
         )
@@ -218,7 +198,7 @@ async def _put_all(arguments: argparse.Namespace, producer: "Producer[bytes]", o
                 raise
             finally:
                 if not printer.done():  # it ends early if standard output is closed or full
-                    await outcomes.end()
+                    await outcomes.pending.put(None)
                     await printer
     except BaseExceptionGroup as group:  # from the task group; only one task fails
         raise group.exceptions[0] from None
@@ -234,11 +214,11 @@ async def _put(
     except ValueError as error:  # not JSON, no valid key, or a record that no stream accepts
         outcomes.add_invalid(source, error)
     else:
-        await outcomes.add(source, delivery)
+        await outcomes.pending.put((source, delivery))
 
 
 async def _inputs(given: str) -> AsyncIterator[tuple[str, bytes]]:
-    """Yields each record, after a name for it in error messages: `line 7`."""
+    """Yields each record with its name in error messages, such as `line 7`."""
     if given != "-":
         yield "the record", os.fsencode(given)
         return

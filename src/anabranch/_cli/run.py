@@ -1,15 +1,11 @@
 """`anabranch run module:consumer`: runs your consumer, in this process or as several worker processes.
 
-The working directory is on the path, as for `python -m`. An error inside the module is shown with its traceback.
-Worker processes share the application's leases. A worker that fails is named and not restarted; the others take over
-its shards, and the exit code is that of the first failure. The parent forwards signals: the first stops the workers
-gracefully, the second shortens their deadline, the third kills them. If the parent dies, its pipe to the workers closes
-and they stop gracefully.
+The parent forwards signals to its workers: the first stops them gracefully, the second shortens their deadline, the
+third kills them. If the parent dies, its pipe to the workers closes, and they stop gracefully.
 
 With `--health-port`, each worker serves its own health on a free port of the loopback interface, and sends the port
-through a pipe. For each request the parent asks all of them (rule O2). The fleet is live if all running workers are;
-even a busy worker answers at once. It is ready only if all are. Their metrics are served together, with the label
-`worker`.
+to the parent through a pipe. For each request the parent asks all workers (rule O2). The fleet is live if all running
+workers are live, and ready if all workers are ready. Their metrics are served together, with the label `worker`.
 """
 
 import argparse
@@ -21,6 +17,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -60,9 +57,8 @@ def find_consumer(target: str) -> "Consumer[Any]":
         kind = "class" if isinstance(found, type) else "function" if callable(found) else type(found).__name__
         raise ConfigurationError(f"{target} is a {kind}, not a Consumer{_consumers_in(module, Consumer)}")
     if not found.has_handler:
-        raise ConfigurationError(
-            f"{target} has no handler: decorate a function with @{path}.handler or @{path}.batch_handler()"
-        )
+        decorators = f"@{path}.handler or @{path}.batch_handler()"
+        raise ConfigurationError(f"{target} has no handler: decorate a function with {decorators}")
     return found
 
 
@@ -129,7 +125,7 @@ async def run_workers(command: Sequence[str], count: int, tell: Tell, health: tu
     server: contextlib.AbstractAsyncContextManager[object] = contextlib.nullcontext()
     if health is not None:
         host, port = health
-        server = HttpServer(FleetHealth(workers.health).handle, host=host, port=port)
+        server = HttpServer(partial(fleet_health, workers.health), host=host, port=port)
     try:
         async with server:
             for _ in range(count):
@@ -160,7 +156,7 @@ class _Workers:
             return
         pipes = {"--lifeline": self._lifeline}
         if serves_health:
-            self.health.append(WorkerHealth(len(self.health)))
+            self.health.append(WorkerHealth())
             pipes["--health-pipe"] = self.health[-1].write_end
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -250,16 +246,12 @@ def add_log_option(parser: argparse.ArgumentParser) -> None:
 def add_run(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     parser.set_defaults(work=_run)
-    parser.add_argument(
-        "target", metavar="MODULE:NAME", help="a Consumer in a module, relative to the current directory"
-    )
-    parser.add_argument(
-        "--workers", type=positive_integer, default=1, metavar="N", help="processes that share the work (default: 1)"
-    )
-    parser.add_argument(
-        "--health-port", type=bounded_integer("port", 0, 65_535), metavar="PORT",
-        help="serve /live, /ready, /metrics and /status.json there, for all workers together",
-    )  # fmt: skip
+    target = "a Consumer in a module, relative to the current directory"
+    parser.add_argument("target", metavar="MODULE:NAME", help=target)
+    workers = "processes that share the work (default: 1)"
+    parser.add_argument("--workers", type=positive_integer, default=1, metavar="N", help=workers)
+    health = "serve /live, /ready, /metrics and /status.json there, for all workers together"
+    parser.add_argument("--health-port", type=bounded_integer("port", 0, 65_535), metavar="PORT", help=health)
     # Set by the parent for its workers:
     parser.add_argument("--lifeline", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--health-pipe", type=int, help=argparse.SUPPRESS)
@@ -270,24 +262,24 @@ def _run(arguments: argparse.Namespace) -> int:
     consumer = find_consumer(arguments.target)
     if arguments.health_port is not None:
         consumer.health_port = arguments.health_port
+    if arguments.workers > 1 and not consumer.shares_leases:
+        raise ConfigurationError(
+            f"--workers {arguments.workers}: {arguments.target} does not share leases, so each worker would handle "
+            "every record; pass app='name', and not leases='memory://' or 's3://...', which are for one worker"
+        )
+    configure_logging(arguments.log, arguments.log_format)
+    tell = _tell_as(arguments.log_format)
     if arguments.workers > 1:
-        if not consumer.shares_leases:
-            raise ConfigurationError(
-                f"--workers {arguments.workers}: {arguments.target} does not share leases, so each worker would handle "
-                "every record; pass app='name', and not leases='memory://' or 's3://...', which are for one worker"
-            )
         command = [sys.executable, "-m", "anabranch", "run", arguments.target, "--log", arguments.log]
         command += ["--log-format", arguments.log_format]
         port = consumer.health_port
         health = None if port is None else (consumer.health_host, port)
-        configure_logging(arguments.log, arguments.log_format)
-        return asyncio.run(run_workers(command, arguments.workers, _tell_as(arguments.log_format), health))
-    configure_logging(arguments.log, arguments.log_format)
+        return asyncio.run(run_workers(command, arguments.workers, tell, health))
     if arguments.lifeline is not None:
         on_parent_exit(arguments.lifeline, lambda: os.kill(os.getpid(), signal.SIGTERM))
         consumer.health_port = None  # the parent serves it for all
     try:
-        return _outcome(asyncio.run(_run_consumer(consumer, arguments.health_pipe)), _tell_as(arguments.log_format))
+        return _outcome(asyncio.run(_run_consumer(consumer, arguments.health_pipe)), tell)
     except AnabranchError as error:
         is_text = arguments.log_format == "text"
         if is_text and isinstance(error, ConsumerFailedError) and error.__cause__ is not None:
@@ -314,17 +306,14 @@ def _outcome(report: "StopReport", tell: Tell) -> int:
         return DONE
     lines = [str(shard) for shard in report.stopped]
     if report.stopped:
-        lines.append(
-            "the records after it were not handled; fix the cause and run again: a new worker retries the record"
-        )
+        advice = "fix the cause and run again: a new worker retries the record"
+        lines.append(f"the records after it were not handled; {advice}")
     if report.leftovers:
         running = counted(len(report.leftovers), "handler")
         lines.append(f"{running} still ran at the deadline: those records will be handled again")
     if not report.committed:
-        lines.append(
-            "the lease store did not accept the last checkpoint; "
-            "records finished since the previous one will be handled again"
-        )
+        again = "records finished since the previous one will be handled again"
+        lines.append(f"the lease store did not accept the last checkpoint; {again}")
     if not report.released:
         lines.append("the lease store did not confirm the release; the leases expire by themselves")
     for line in lines:
@@ -335,14 +324,13 @@ def _outcome(report: "StopReport", tell: Tell) -> int:
 class WorkerHealth:
     """The health of one worker process."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    def __init__(self) -> None:
         self._read_end, self.write_end = os.pipe()
         self._port: int | None = None
         self._has_ended = False
 
     def started(self) -> None:
-        """The process has inherited its end of the pipe: waits for the port in the background."""
+        """The process has its end of the pipe. Its port is read when it arrives."""
         os.close(self.write_end)
         asyncio.get_running_loop().add_reader(self._read_end, self._on_port)
 
@@ -365,21 +353,22 @@ class WorkerHealth:
 
     async def ask(self, path: str) -> "Asked":
         if self._has_ended:
-            return Asked(self, None, "it has ended")
+            return Asked(None, "it has ended")
         if self._port is None:
-            return Asked(self, None, "it is starting")
+            return Asked(None, "it is starting")
         try:
             async with asyncio.timeout(_ASK_SECONDS):
                 status, body = await _get(self._port, path)
         except TimeoutError:
-            return Asked(self, None, f"its health server did not answer within {_ASK_SECONDS:g} s", is_away=False)
+            return Asked(None, f"its health server did not answer within {_ASK_SECONDS:g} s", is_away=False)
         except (OSError, ValueError, EOFError) as error:  # the process is ending: its server is closed
-            return Asked(self, None, f"its health server did not answer: {type(error).__name__}")
-        return Asked(self, Response(status, body), "")
+            return Asked(None, f"its health server did not answer: {type(error).__name__}")
+        return Asked(Response(status, body), "")
 
 
 class Asked(NamedTuple):
-    worker: WorkerHealth
+    """What a worker answered."""
+
     answer: Response | None
     why: str
     """Why there is no answer."""
@@ -406,25 +395,23 @@ async def serve_to_parent(app: HealthApp, pipe: int) -> HealthServer:
     return server
 
 
-class FleetHealth:
-    """In the parent: the answers of all workers as one."""
-
-    def __init__(self, workers: Sequence[WorkerHealth]) -> None:
-        self._workers = workers
-
-    async def handle(self, request: Request) -> Response:
-        path = request.path
-        if (refusal := refusal_of(request.method, path)) is not None:
-            return refusal
-        asked = await asyncio.gather(*(worker.ask(path) for worker in self._workers))
-        if path == "/metrics":
-            return metrics_page(lambda: text_of(_labelled_families(asked)))
-        if path == "/status.json":
-            return json_page({"workers": {one.worker.number: _document(one) for one in asked}})
-        what = path[1:]
-        counted = [one for one in asked if what == "ready" or one.answer is not None or not one.is_away]
-        failing = {one.worker.number: _why(one) for one in counted if one.answer is None or one.answer.status != 200}
-        return json_page({what: not failing, "workers": failing}, 503 if failing else 200)
+async def fleet_health(workers: Sequence[WorkerHealth], request: Request) -> Response:
+    """In the parent: asks all workers, and makes one response of their answers."""
+    path = request.path
+    if (refusal := refusal_of(request.method, path)) is not None:
+        return refusal
+    asked = await asyncio.gather(*(worker.ask(path) for worker in workers))
+    if path == "/metrics":
+        return metrics_page(lambda: text_of(_labelled_families(asked)))
+    if path == "/status.json":
+        return json_page({"workers": {number: _document(one) for number, one in enumerate(asked)}})
+    what = path[1:]
+    failing = {}
+    for number, one in enumerate(asked):
+        may_be_away = one.answer is None and one.is_away and what == "live"
+        if not may_be_away and (one.answer is None or one.answer.status != 200):
+            failing[number] = _why(one)
+    return json_page({what: not failing, "workers": failing}, 503 if failing else 200)
 
 
 def _document(one: Asked) -> Any:
@@ -444,11 +431,11 @@ def _labelled_families(asked: Iterable[Asked]) -> Iterator[Any]:
     """The families of all workers, each sample with the number of its worker."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    for one in asked:
+    for number, one in enumerate(asked):
         if one.answer is None or one.answer.status != 200:
             continue
         for family in text_string_to_metric_families(one.answer.body.decode()):
             family.samples = [
-                sample._replace(labels={**sample.labels, "worker": str(one.worker.number)}) for sample in family.samples
+                sample._replace(labels={**sample.labels, "worker": str(number)}) for sample in family.samples
             ]
             yield family

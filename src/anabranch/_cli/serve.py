@@ -21,7 +21,7 @@ _FORWARDED_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 async def run_program(program: Sequence[str], environment: Mapping[str, str]) -> int:
     try:
-        process = await asyncio.create_subprocess_exec(*program, env=dict(environment), start_new_session=False)
+        process = await asyncio.create_subprocess_exec(*program, env=environment)
     except FileNotFoundError:
         raise ConfigurationError(f"program not found: {program[0]!r}") from None
     except OSError as error:
@@ -72,42 +72,29 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     parser.set_defaults(work=_run, takes_program=True)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
-    parser.add_argument(
-        "--port",
-        type=bounded_integer("port", 0, 65_535),
-        default=None,
-        help=f"port to listen on; 0 chooses a free one (default: {_PORT}, or 0 with PROGRAM)",
-    )
+    port = f"port to listen on; 0 chooses a free one (default: {_PORT}, or 0 with PROGRAM)"
+    parser.add_argument("--port", type=bounded_integer("port", 0, 65_535), help=port)
     parser.add_argument(
         "--create", type=_stream_to_create, action="append", default=[], metavar="NAME[:SHARDS]",
         help="create a stream at start (default: one shard); may be repeated",
     )  # fmt: skip
-    parser.add_argument(
-        "--data", metavar="DIR", help="store streams and records in this directory (default: in memory)"
-    )
-    parser.add_argument(
-        "--salvage", action="store_true", help="if --data is damaged: keep the damaged file, and load what is intact"
-    )
+    parser.add_argument("--data", metavar="DIR", help="store streams and records in this folder (default: in memory)")
+    salvage = "if --data is damaged: keep the damaged file, and load what is intact"
+    parser.add_argument("--salvage", action="store_true", help=salvage)
     parser.add_argument("--limits", choices=("aws", "off"), default="off", help="enforce AWS's quotas (default: off)")
     parser.add_argument("--region", default="us-east-1", help="default: us-east-1")
-    parser.add_argument(
-        "--account-id", default="000000000000", metavar="ID", help="twelve digits (default: 000000000000)"
-    )
-    parser.add_argument(
-        "--state-delay", type=bounded_number("number of seconds", 0, 86_400), default=0.0, metavar="SECONDS",
-        help="how long streams stay CREATING, UPDATING and DELETING (default: 0)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--time-scale", type=bounded_number("factor", 0.0001, 1_000), default=1.0, metavar="FACTOR",
-        help="multiply durations (subscriptions, iterators, retention): 0.01 turns five minutes into three seconds",
-    )  # fmt: skip
-    parser.add_argument(
-        "--tls", action="store_true", help="serve TLS, with a self-signed certificate unless one is given"
-    )
+    parser.add_argument("--account-id", default="000000000000", metavar="ID", help="default: 000000000000")
+    delay = "how long streams stay CREATING, UPDATING and DELETING (default: 0)"
+    seconds = bounded_number("number of seconds", 0, 86_400)
+    parser.add_argument("--state-delay", type=seconds, default=0.0, metavar="SECONDS", help=delay)
+    scale = "multiply durations (subscriptions, iterators, retention): 0.01 turns five minutes into three seconds"
+    factor = bounded_number("factor", 0.0001, 1_000)
+    parser.add_argument("--time-scale", type=factor, default=1.0, metavar="FACTOR", help=scale)
+    tls = "serve TLS, with a self-signed certificate unless one is given"
+    parser.add_argument("--tls", action="store_true", help=tls)
     parser.add_argument("--certificate", metavar="FILE", help="PEM file; implies --tls")
-    parser.add_argument(
-        "--key", metavar="FILE", help="PEM file with the private key, if the certificate file does not contain it"
-    )
+    key = "PEM file with the private key, if the certificate file does not contain it"
+    parser.add_argument("--key", metavar="FILE", help=key)
     parser.add_argument("--seed", type=int, metavar="N", help="seed for random faults")
 
 

@@ -1,8 +1,8 @@
-"""`anabranch shards`, `which-shard` and `reshard`: the shards of a stream, seen and changed.
+"""`anabranch shards`, `which-shard` and `reshard`: show and change the shards of a stream.
 
-`reshard` makes its plan first, without I/O. AWS scales a stream at most to double or down to half its open shards in
-one call, so a larger change takes several calls. Only open shards can be split, and only neighbours merged. An
-impossible request is refused; the error lists what is possible.
+`reshard` makes its plan first, without I/O. One call can at most double or halve the number of open shards, so a larger
+change takes several calls. Only open shards can be split, and only adjacent ones merged. If a request is impossible,
+the error says what is possible.
 """
 
 import argparse
@@ -23,7 +23,6 @@ from anabranch._cli.options import (
     shard_id_argument,
 )
 from anabranch._cli.output import (
-    DONE,
     CommandFailed,
     confirm,
     counted,
@@ -95,7 +94,7 @@ def lineage(shards: Iterable[Shard]) -> list[LineageRow]:
     roots = [shard for shard in by_id.values() if not any(parent in by_id for parent in shard.parent_shard_ids)]
     rows: list[LineageRow] = []
     drawn: set[str] = set()
-    # (shard, the parent it is drawn under, guides before its own branch, is it the last sibling)
+    # (shard, the parent it is drawn under, guides before its own branch, whether it is the last sibling)
     waiting = [(root, "", "", True) for root in reversed(roots)]
     while waiting:
         shard, parent, before, is_last = waiting.pop()
@@ -145,14 +144,14 @@ def add_shards(parser: argparse.ArgumentParser) -> None:
     add_aws_options(parser)
 
 
-def _show(arguments: argparse.Namespace) -> int:
+def _show(arguments: argparse.Namespace) -> None:
     with connect(arguments, arguments.stream) as connection:
         summary = connection.run(connection.summary(arguments.stream))
         shards = connection.run(connection.shards(arguments.stream))
     open_shards = open_in_order(shards)
     if arguments.json:
         print_json([_document(shard) for shard in (open_shards if arguments.open else shards)])
-        return DONE
+        return
     show(f"{summary.name}: {summary.status}, {len(open_shards)} open of {counted(len(shards), 'shard')}")
     console = make_console()
     rows = [LineageRow(shard, "") for shard in open_shards] if arguments.open else lineage(shards)
@@ -161,7 +160,6 @@ def _show(arguments: argparse.Namespace) -> int:
     cells = max(narrowest, min(widest, console.width - name_columns - _OTHER_COLUMNS))
     headings = ("SHARD", "HASH RANGE", "SHARE", "STATE")
     print_table(headings, [_cells(row, cells, console) for row in rows], right=("SHARE",), console=console)
-    return DONE
 
 
 def _document(shard: Shard) -> dict[str, Any]:
@@ -204,22 +202,16 @@ def add_which_shard(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _WHICH_SHARD_EXAMPLES
     parser.set_defaults(work=_find)
     add_stream_argument(parser)
-    parser.add_argument(
-        "keys", nargs="*", type=partition_key_argument, metavar="KEY",
-        help="partition keys; - reads one from each line of standard input",
-    )  # fmt: skip
-    parser.add_argument(
-        "--explicit-hash-key",
-        type=hash_key_argument,
-        metavar="N",
-        help="an explicit hash key instead of partition keys",
-    )
+    keys = "partition keys; - reads one from each line of standard input"
+    parser.add_argument("keys", nargs="*", type=partition_key_argument, metavar="KEY", help=keys)
+    explicit = "an explicit hash key instead of partition keys"
+    parser.add_argument("--explicit-hash-key", type=hash_key_argument, metavar="N", help=explicit)
     add_json_option(parser)
     add_aws_options(parser)
 
 
-def _find(arguments: argparse.Namespace) -> int:
-    """Hashes the keys here; only the shards are asked for."""
+def _find(arguments: argparse.Namespace) -> None:
+    """Hashes the keys locally: the service only lists the shards."""
     explicit: int | None = arguments.explicit_hash_key
     if (explicit is None) != bool(arguments.keys):
         raise ConfigurationError("pass partition keys or one --explicit-hash-key")
@@ -240,7 +232,6 @@ def _find(arguments: argparse.Namespace) -> int:
     else:
         rows = [[one[name] or "-" for name in ("partition_key", "shard_id", "hash_key")] for one in found]
         print_table(("KEY", "SHARD", "HASH KEY"), rows)
-    return DONE
 
 
 def shard_of(open_shards: Sequence[Shard], hash_key: int) -> Shard | None:
@@ -267,8 +258,6 @@ def _partition_keys(given: Sequence[str]) -> Iterator[str]:
 
 # anabranch reshard
 
-_OPEN_SHOWN_MAX: Final = 6
-
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -288,8 +277,9 @@ def plan_scale(start: int, target: int) -> list[Step]:
     steps: list[Step] = []
     present = start
     while present != target:
-        steps.append(_scaling(present, min(target, present * 2) if target > present else max(target, -(-present // 2))))
-        present = steps[-1].count_after
+        following = min(target, present * 2) if target > present else max(target, -(-present // 2))
+        steps.append(_scaling(present, following))
+        present = following
     if len(steps) > UPDATE_SHARD_COUNT_PER_DAY:
         raise ConfigurationError(
             f"from {start} to {target} shards takes {len(steps)} calls, and AWS allows {UPDATE_SHARD_COUNT_PER_DAY} "
@@ -309,12 +299,11 @@ def plan_split(shards: Sequence[Shard], shard_id: str, new_starting_hash_key: in
     start, end = shard.hash_key_range
     middle = start + shard.hash_key_range.size // 2
     key = middle if new_starting_hash_key is None else new_starting_hash_key
+    if shard.hash_key_range.size < 4:
+        raise ConfigurationError(f"{shard_id} holds {shard.hash_key_range.size} hash keys, too few to be split")
     if not start + 1 < key < end:
-        raise ConfigurationError(
-            f"{shard_id} cannot be split at {key}: give a hash key above {start + 1} and below {end}"
-            if end - start > 2
-            else f"{shard_id} holds {shard.hash_key_range.size} hash keys, too few to be split"
-        )
+        bounds = f"give a hash key above {start + 1} and below {end}"
+        raise ConfigurationError(f"{shard_id} cannot be split at {key}: {bounds}")
     count = len(open_in_order(shards))
     return Step(
         f"SplitShard {shard_id} at hash key {key}",
@@ -365,7 +354,7 @@ def _find_open(shards: Sequence[Shard], shard_id: str) -> Shard:
         return found
     what = f"there is no {shard_id}" if found is None else f"{shard_id} is closed: it was split or merged before"
     names = [shard.shard_id for shard in open_in_order(shards)]
-    raise ConfigurationError(f"{what}; the open shards are {listed(names, _OPEN_SHOWN_MAX)}")
+    raise ConfigurationError(f"{what}; the open shards are {listed(names)}")
 
 
 _RESHARD_EXAMPLES: Final = """\
@@ -388,18 +377,15 @@ def add_reshard(parser: argparse.ArgumentParser) -> None:
     change = parser.add_mutually_exclusive_group(required=True)
     change.add_argument("--to", type=positive_integer, metavar="N", help="scale evenly to this many open shards")
     change.add_argument("--split", type=shard_id_argument, metavar="SHARD", help="split this shard (id or number)")
-    change.add_argument(
-        "--merge", type=shard_id_argument, nargs=2, metavar="SHARD", help="merge these two adjacent shards"
-    )
-    parser.add_argument(
-        "--at", type=hash_key_argument, metavar="HASHKEY", help="hash key where --split cuts (default: the middle)"
-    )
+    change.add_argument("--merge", type=shard_id_argument, nargs=2, metavar="SHARD", help="merge two adjacent shards")
+    middle = "first hash key of the upper child of --split (default: the middle)"
+    parser.add_argument("--at", type=hash_key_argument, metavar="HASHKEY", help=middle)
     parser.add_argument("--yes", action="store_true", help="do not ask")
     add_json_option(parser)
     add_aws_options(parser)
 
 
-def _reshard(arguments: argparse.Namespace) -> int:
+def _reshard(arguments: argparse.Namespace) -> None:
     stream: StreamName = arguments.stream
     if arguments.at is not None and arguments.split is None:
         raise ConfigurationError("--at needs --split")
@@ -429,7 +415,6 @@ def _reshard(arguments: argparse.Namespace) -> int:
         )
     else:
         show(f"{after.name}: {after.status}, {counted(len(shards), 'open shard')}")
-    return DONE
 
 
 def _check_changeable(summary: "StreamSummary") -> None:

@@ -1,7 +1,6 @@
 """`anabranch streams ls | create | describe | delete | consumers`."""
 
 import argparse
-import datetime as dt
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,11 +12,12 @@ from anabranch._cli.options import (
     add_aws_options,
     add_json_option,
     add_stream_argument,
+    argument,
     bounded_integer,
     positive_integer,
+    timestamp,
 )
 from anabranch._cli.output import (
-    DONE,
     CommandFailed,
     confirm,
     counted,
@@ -43,7 +43,7 @@ examples:
   anabranch streams describe orders --json
   anabranch streams delete orders --yes
   anabranch streams consumers ls orders
-  anabranch streams consumers rm orders billing --yes
+  anabranch streams consumers rm orders anabranch-billing-1f2e3d4c
 
 `anabranch streams ACTION --help` lists the options of each action.
 """
@@ -52,29 +52,21 @@ _STYLES: Final = {"ACTIVE": "green", "CREATING": "yellow", "UPDATING": "yellow",
 
 
 def add_streams(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = _EXAMPLES
-    actions = Actions(parser)
+    actions = Actions(parser, _EXAMPLES)
     ls = actions.add("ls", _ls, "list the streams of this account and region")
-    create = actions.add(
-        "create", _create, "create a stream and wait until it is ACTIVE", examples=["orders --shards 4"]
-    )
+    create = actions.add("create", _create, "create a stream and wait until it is ACTIVE")
     create.add_argument("stream", type=_stream_name, metavar="NAME", help="name of the new stream")
     create.add_argument("--shards", type=positive_integer, metavar="N", help="provisioned shards (default: on-demand)")
     create.add_argument("--retention", type=_RETENTION, metavar="HOURS", help="24 (the default) to 8760")
     create.add_argument("--no-wait", action="store_true", help="return at once, while it is CREATING")
-    describe = actions.add("describe", _describe, "describe a stream", examples=["orders"])
+    describe = actions.add("describe", _describe, "describe a stream")
     add_stream_argument(describe)
-    delete = actions.add("delete", _delete, "delete a stream with all its records", examples=["orders --yes"])
+    delete = actions.add("delete", _delete, "delete a stream with all its records")
     add_stream_argument(delete)
     delete.add_argument("--with-consumers", action="store_true", help="even if fan-out consumers are registered")
     delete.add_argument("--yes", action="store_true", help="do not ask")
     delete.add_argument("--no-wait", action="store_true", help="return at once, while it is DELETING")
-    consumers = actions.add(
-        "consumers",
-        _consumers,
-        "list or remove the fan-out consumers of a stream",
-        examples=["ls orders", "rm orders anabranch-billing-1f2e3d4c"],
-    )
+    consumers = actions.add("consumers", _consumers, "list or remove the fan-out consumers of a stream")
     consumers.add_argument("change", choices=("ls", "rm"), metavar="ls|rm", help="list them, or remove some")
     add_stream_argument(consumers)
     consumers.add_argument("names", nargs="*", metavar="NAME", help="with rm: which consumers to remove")
@@ -85,7 +77,7 @@ def add_streams(parser: argparse.ArgumentParser) -> None:
         add_aws_options(action)
 
 
-def _ls(arguments: argparse.Namespace) -> int:
+def _ls(arguments: argparse.Namespace) -> None:
     with connect(arguments) as connection:
         streams = connection.run(connection.control.list_streams())
     found = [
@@ -99,24 +91,25 @@ def _ls(arguments: argparse.Namespace) -> int:
         for stream in streams
     ]
     shown = {"STREAM": "name", "STATUS": "status", "MODE": "stream_mode", "CREATED": "created"}
-    if not _print_listing(found, shown, as_json=arguments.json):
-        say("no streams; create one with `anabranch streams create NAME`")
-    return DONE
+    _print_listing(found, shown, arguments, "no streams; create one with `anabranch streams create NAME`")
 
 
-def _print_listing(found: Sequence[dict[str, str | None]], shown: dict[str, str], *, as_json: bool) -> bool:
-    """As JSON or as a table of the fields `shown`, by heading. False if there is nothing to print."""
-    if as_json:
+def _print_listing(
+    found: Sequence[dict[str, str | None]], shown: dict[str, str], arguments: argparse.Namespace, nothing: str
+) -> None:
+    """As JSON, or as a table: `shown` has its fields by heading. Says `nothing` if there is no row."""
+    if arguments.json:
         print_json(found)
     elif found:
         rows = [
             [styled(one[name] or "-", _STYLES.get(one[name] or "", "")) for name in shown.values()] for one in found
         ]
         print_table(tuple(shown), rows)
-    return as_json or bool(found)
+    else:
+        say(nothing)
 
 
-def _create(arguments: argparse.Namespace) -> int:
+def _create(arguments: argparse.Namespace) -> None:
     stream: StreamName = arguments.stream
     if arguments.no_wait and arguments.retention is not None:
         raise ConfigurationError("--retention needs an ACTIVE stream: omit --no-wait")
@@ -134,16 +127,15 @@ def _create(arguments: argparse.Namespace) -> int:
         print_json(_document(summary, []))
     else:
         show(f"{summary.name}: {summary.status}, {counted(summary.open_shard_count, 'open shard')}, {summary.arn}")
-    return DONE
 
 
-def _describe(arguments: argparse.Namespace) -> int:
+def _describe(arguments: argparse.Namespace) -> None:
     with connect(arguments, arguments.stream) as connection:
         summary = connection.run(connection.summary(arguments.stream))
         consumers = connection.run(connection.consumers(summary.arn))
     if arguments.json:
         print_json(_document(summary, consumers))
-        return DONE
+        return
     print_facts(
         [
             ("stream", summary.name),
@@ -158,10 +150,9 @@ def _describe(arguments: argparse.Namespace) -> int:
             ("consumers", ", ".join(consumer.name for consumer in consumers) or "none registered for fan-out"),
         ]
     )
-    return DONE
 
 
-def _delete(arguments: argparse.Namespace) -> int:
+def _delete(arguments: argparse.Namespace) -> None:
     stream: StreamName = arguments.stream
     with connect(arguments, stream) as connection:
         summary = connection.run(connection.summary(stream))
@@ -178,10 +169,9 @@ def _delete(arguments: argparse.Namespace) -> int:
             with progress(f"deleting {summary.name}") as report:
                 connection.run(wait_until_deleted(connection, stream, report))
     show(f"{summary.name}: {'DELETING' if arguments.no_wait else 'deleted'}")
-    return DONE
 
 
-def _consumers(arguments: argparse.Namespace) -> int:
+def _consumers(arguments: argparse.Namespace) -> None:
     names: list[str] = arguments.names
     if arguments.change == "ls" and names:
         raise ConfigurationError("consumers ls lists all of them: leave out the names")
@@ -196,9 +186,8 @@ def _consumers(arguments: argparse.Namespace) -> int:
                 for one in found.values()
             ]
             shown = {"CONSUMER": "name", "STATUS": "status", "CREATED": "created"}
-            if not _print_listing(documents, shown, as_json=arguments.json):
-                say(f"{summary.name} has no fan-out consumers")
-            return DONE
+            _print_listing(documents, shown, arguments, f"{summary.name} has no fan-out consumers")
+            return
         if unknown := [name for name in names if name not in found]:
             known = ", ".join(found) or "none"
             raise CommandFailed(f"{summary.name} has no consumer {', '.join(unknown)}; it has: {known}")
@@ -209,7 +198,6 @@ def _consumers(arguments: argparse.Namespace) -> int:
         for name in names:
             connection.run(connection.client.deregister_stream_consumer(found[name].arn))
             show(f"{name}: removed")
-    return DONE
 
 
 def _document(summary: "StreamSummary", consumers: list["ConsumerDescription"]) -> dict[str, Any]:
@@ -220,14 +208,12 @@ def _document(summary: "StreamSummary", consumers: list["ConsumerDescription"]) 
 
 
 def _time(seconds: float | None) -> str | None:
-    return None if seconds is None else dt.datetime.fromtimestamp(seconds, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return None if seconds is None else timestamp(seconds, "seconds")
 
 
+@argument
 def _stream_name(text: str) -> StreamName:
-    try:
-        stream = parse_stream(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    stream = parse_stream(text)
     if stream.arn is not None:
-        raise argparse.ArgumentTypeError("pass a name, not an ARN; set the region with --region")
+        raise ValueError("pass a name, not an ARN; set the region with --region")
     return stream

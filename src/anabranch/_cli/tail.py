@@ -20,7 +20,7 @@ from anabranch._cli.options import (
     start_argument,
     timestamp,
 )
-from anabranch._cli.output import DONE, CommandFailed, clean, json_text, show_lines
+from anabranch._cli.output import CommandFailed, clean, json_text, show_lines
 from anabranch._model.streams import BEFORE_FIRST_SUB, StreamName
 from anabranch.errors import ConfigurationError
 from anabranch.records import Record
@@ -126,16 +126,15 @@ def add_tail(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", dest="count", type=positive_integer, metavar="N", help="stop after N records")
     parser.add_argument("--key", type=partition_key_argument, help="only records of this partition key")
     parser.add_argument("--shard", type=shard_id_argument, help="only records of this shard (id or number)")
-    parser.add_argument(
-        "--fanout", action="store_true", help="read with enhanced fan-out, through a consumer registered for this run"
-    )
+    fanout = "read with enhanced fan-out, through a consumer registered for this run"
+    parser.add_argument("--fanout", action="store_true", help=fanout)
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--format", type=format_argument, metavar="FORMAT", help="format of each line, see below")
     shape.add_argument("--json", action="store_true", help="print one JSON object per line")
     add_aws_options(parser)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace) -> None:
     stream: StreamName = arguments.stream
     start, end = arguments.start, arguments.to
     if end is not None and isinstance(start, dt.datetime) and end <= start:
@@ -156,15 +155,13 @@ def _run(arguments: argparse.Namespace) -> int:
             aws=aws_from(arguments),
         )
         connection.run(_print_all(arguments, consumer))
-    return DONE
 
 
 def _check_shard(arguments: argparse.Namespace, shards: list["Shard"]) -> None:
     found = next((shard for shard in shards if shard.shard_id == arguments.shard), None)
     if found is None:
-        raise CommandFailed(
-            f"{arguments.stream} has no {arguments.shard}: anabranch shards {arguments.stream} lists them"
-        )
+        advice = f"anabranch shards {arguments.stream} lists them"
+        raise CommandFailed(f"{arguments.stream} has no {arguments.shard}: {advice}")
     if not found.is_open and arguments.start == "latest":
         raise CommandFailed(f"{found.shard_id} is closed and gets no new records; --from horizon shows its records")
 
@@ -173,7 +170,7 @@ async def _print_all(arguments: argparse.Namespace, consumer: "Consumer[bytes]")
     pieces = arguments.format or format_argument(DEFAULT_FORMAT)
     for_terminal = sys.stdout is not None and sys.stdout.isatty()
 
-    def line(record: "Record[Any]") -> str:
+    def line(record: Record[Any]) -> str:
         return json_line(record) if arguments.json else text_line(pieces, record, for_terminal=for_terminal)
 
     left: int | None = arguments.count
@@ -187,7 +184,6 @@ async def _print_all(arguments: argparse.Namespace, consumer: "Consumer[bytes]")
                     return
 
 
-def _is_wanted(record: "Record[Any]", arguments: argparse.Namespace) -> bool:
-    return (arguments.key is None or record.partition_key == arguments.key) and (
-        arguments.shard is None or record.shard_id == arguments.shard
-    )
+def _is_wanted(record: Record[Any], arguments: argparse.Namespace) -> bool:
+    is_of_key = arguments.key is None or record.partition_key == arguments.key
+    return is_of_key and (arguments.shard is None or record.shard_id == arguments.shard)

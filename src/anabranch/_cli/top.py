@@ -6,9 +6,11 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Final
 
+from anabranch._cli.connection import ask_application
 from anabranch._cli.fleet_tables import fleet_lines, fleet_sections, headline, status_document
 from anabranch._cli.options import add_application_argument, bounded_number
-from anabranch._cli.output import DONE, clean, flush, json_text, make_console, one_line, say, show, styled, wrapped
+from anabranch._cli.output import clean, flush, json_text, make_console, one_line, say, show, styled, wrapped
+from anabranch.errors import LeaseStoreError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,35 +40,18 @@ def add_top(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(work=_run)
     add_application_argument(parser)
     parser.add_argument("--once", action="store_true", help="print once and exit")
-    parser.add_argument(
-        "--interval",
-        type=bounded_number("number of seconds", 0.1, 3_600),
-        default=1.0,
-        metavar="SECONDS",
-        help="between updates (default: 1)",
-    )
+    seconds = bounded_number("number of seconds", 0.1, 3_600)
+    parser.add_argument("--interval", type=seconds, default=1.0, metavar="SECONDS", help="between updates (default: 1)")
     parser.add_argument("--json", action="store_true", help="print one JSON object per update")
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    asyncio.run(_watch(arguments))
-    return DONE
-
-
-async def _watch(arguments: argparse.Namespace) -> None:
-    from anabranch.application import Application
-
+def _run(arguments: argparse.Namespace) -> None:
     console = make_console()
-    async with Application(arguments.app, leases=arguments.leases) as application:
-        if arguments.json or arguments.once or not console.is_terminal:
-            await _print(application, arguments, console)
-        else:
-            await _draw(application, arguments, console)
+    watch = _print if arguments.json or arguments.once or not console.is_terminal else _draw
+    ask_application(arguments, lambda application: watch(application, arguments, console))
 
 
 async def _print(application: "Application", arguments: argparse.Namespace, console: "Console") -> None:
-    from anabranch.errors import LeaseStoreError
-
     while True:
         try:
             status = await application.status(watch=_waits(arguments))
@@ -79,8 +64,8 @@ async def _print(application: "Application", arguments: argparse.Namespace, cons
                 show(json_text(status_document(status)))
             else:
                 console.print(*_head(status, console), *fleet_lines(status, console), sep="\n")
-            if not (arguments.json or arguments.once):
-                show()  # between frames
+                if not arguments.once:
+                    show()  # between frames
             flush()
         if arguments.once:
             return
@@ -111,8 +96,8 @@ class Scroll:
             self.first = min(self._last_first, max(0, self.first + steps.get(key, 0)))
 
     def view(self, head: list["Text"], sections: list[list["Text"]], height: int) -> list["Text"]:
-        """The head, the lines of the sections that fit below it, and where they are if not all fit. The first line of
-        a section, its headings, stays on top while the section scrolls.
+        """The head, and below it the lines of the sections that fit. If some do not fit, the last line says which lines
+        are shown, and the headings of the section that scrolls (its first line) stay on top.
         """
         body = [line for section in sections for line in section]
         self._height = max(1, height - len(head))
@@ -134,7 +119,6 @@ async def _draw(application: "Application", arguments: argparse.Namespace, conso
     from rich.live import Live
 
     from anabranch._demo.keyboard import listen
-    from anabranch.errors import LeaseStoreError
 
     loop, scroll = asyncio.get_running_loop(), Scroll()
     pressed, over = asyncio.Event(), asyncio.Event()

@@ -5,7 +5,7 @@ import datetime as dt
 
 import pytest
 
-from anabranch._cli.options import ago, end_argument, join_spans, lag, rate, start_argument, timestamp
+from anabranch._cli.options import ago, end_argument, join_spans, rate, start_argument, timestamp
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,17 @@ def test_what_is_no_time_is_refused(text):
 
 
 def test_durations_and_rates_are_short():
-    spans = [0.04, 59.9, 60, 3_599, 7_200, 172_799, 259_200]
-    assert [ago(seconds) for seconds in spans] == ["0.0 s", "59.9 s", "1.0 min", "60.0 min", "2.0 h", "48.0 h", "3.0 d"]
-    assert (lag(None), lag(1.5)) == ("-", "1.5 s")
+    spans = [0.04, 59.9, 60, 3_599, 7_200, 172_799, 180_000, 259_200]
+    assert [ago(seconds) for seconds in spans] == [
+        "0.0 s",
+        "59.9 s",
+        "1.0 min",
+        "60.0 min",
+        "2.0 h",
+        "48.0 h",
+        "2.1 d",
+        "3.0 d",
+    ]
+    assert (ago(None), ago(1.5), rate(None)) == ("-", "1.5 s", "-")
     assert [rate(value) for value in (0, 0.4, 9.96, 12.6)] == ["0", "0.4", "10.0", "13"]
     assert timestamp(1.5) == "1970-01-01T00:00:01.500Z"

@@ -9,6 +9,7 @@ import atexit
 import os
 import sys
 import threading
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -20,13 +21,8 @@ class ClosesAtExit(Protocol):
         """Waits until everything is delivered, and logs what was not."""
 
 
-class ReportsAtExit(Protocol):
-    def report_unfinished(self) -> None:
-        """Logs what was not delivered."""
-
-
 _producers: dict[int, ClosesAtExit] = {}
-_writers: dict[int, ReportsAtExit] = {}
+_reports: dict[Callable[[], None], None] = {}
 _guards: list[threading.Thread] = []
 
 
@@ -41,13 +37,13 @@ def cancel_close_at_exit(producer: ClosesAtExit) -> None:
     _producers.pop(id(producer), None)
 
 
-def report_at_exit(writer: ReportsAtExit) -> None:
-    """Keeps the writer, which has undelivered records, until `cancel_report_at_exit`."""
-    _writers[id(writer)] = writer
+def report_at_exit(report: Callable[[], None]) -> None:
+    """Keeps the method of a writer with undelivered records, until `cancel_report_at_exit`."""
+    _reports[report] = None
 
 
-def cancel_report_at_exit(writer: ReportsAtExit) -> None:
-    _writers.pop(id(writer), None)
+def cancel_report_at_exit(report: Callable[[], None]) -> None:
+    _reports.pop(report, None)
 
 
 def _at_exit() -> None:
@@ -56,8 +52,8 @@ def _at_exit() -> None:
         producer.begin_exit()
     for producer in producers:
         producer.finish_exit()
-    for writer in list(_writers.values()):
-        writer.report_unfinished()
+    for report in list(_reports):
+        report()
 
 
 def _is_child_of_multiprocessing() -> bool:
@@ -80,7 +76,7 @@ def _close_after_other_threads() -> None:
 def _forget() -> None:
     """In a forked child: everything here belongs to the parent."""
     _producers.clear()
-    _writers.clear()
+    _reports.clear()
     _guards.clear()
 
 

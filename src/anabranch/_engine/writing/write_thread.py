@@ -219,7 +219,7 @@ class WriteThread:
     def retire(self) -> None:
         """The `SyncProducer` was garbage-collected: ends the thread when all is delivered, and logs what was not."""
         if self._process_id == os.getpid():
-            self.call_soon(self._begin_retiring)
+            self.call_soon(lambda: self._tasks.create_task(self._retire()))
 
     def begin_exit(self) -> None:
         self._exit = self._call(self._close(self._exit_timeout)) if self._begin_closing() else None
@@ -315,9 +315,6 @@ class WriteThread:
         except AnabranchError as error:
             _log_undelivered("after an unexpected error", error)
 
-    def _begin_retiring(self) -> None:
-        self._tasks.create_task(self._retire())
-
     async def _retire(self) -> None:
         """Flushes before it closes: if the interpreter exits meanwhile, the exit hook closes with a shorter timeout."""
         await self._log_failures(self._flush(self._delivery_timeout))
@@ -405,7 +402,10 @@ class WriteThread:
         except DeliveryFailed as failed:
             self._failed += failed.results
             report = FlushReport()
-        if pending_count := self._count_before(waited):
+        with self._room:
+            items = list(self._inbox)
+        before = items[: items.index(waited)] if waited in items else []
+        if pending_count := sum(isinstance(item, SyncDelivery) for item in before):
             return FlushReport(complete=False, pending_count=report.pending_count + pending_count)
         return report
 
@@ -416,12 +416,6 @@ class WriteThread:
             self._inbox.append(taken)
         self._wake.set()
         return taken
-
-    def _count_before(self, taken: "asyncio.Future[None]") -> int:
-        with self._room:
-            items = list(self._inbox)
-        before = items[: items.index(taken)] if taken in items else []
-        return sum(isinstance(item, SyncDelivery) for item in before)
 
     def _raise_unseen(self) -> None:
         failed, self._failed = self._failed, []

@@ -14,6 +14,8 @@ import inspect
 from asyncio import _get_running_loop  # returns None instead of raising
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
 
@@ -153,23 +155,16 @@ def delivery_failed(results: list[PutResult]) -> DeliveryFailed:
     )
 
 
-async def _put_records(
-    kinesis: KinesisWriting, stream: StreamName, call: PutRecordsCall
-) -> PutRecordsResponse | AnabranchError:
-    try:
-        return await kinesis.put_records(stream, call.entries)
-    except AnabranchError as error:
-        return error
-    except Exception as error:  # noqa: BLE001 -- supervisor: a bug must not block the records of this call
-        return TransportError(f"unexpected error in PutRecords: {error!r}")
-
-
 async def _list_stream(
     kinesis: KinesisWriting, stream: StreamName, *, with_summary: bool
 ) -> tuple[list[Shard], StreamSummary | None] | AnabranchError:
     """All open shards, and the summary if it is wanted and permitted."""
+    summary = None
     try:
-        summary = await _describe(kinesis, stream) if with_summary else None
+        if with_summary:
+            # Many producers lack this permission. We assume that keys select the shard, as in nearly all streams.
+            with suppress(AccessDeniedError):
+                summary = await kinesis.describe_stream_summary(stream)
         answer = await kinesis.list_shards(stream, shard_filter=AT_LATEST)
         shards = list(answer.shards)
         while answer.next_token is not None:
@@ -180,14 +175,6 @@ async def _list_stream(
     except Exception as error:  # noqa: BLE001 -- supervisor: the listing is retried, records are sent alone until then
         return TransportError(f"unexpected error while listing shards: {error!r}")
     return shards, summary
-
-
-async def _describe(kinesis: KinesisWriting, stream: StreamName) -> StreamSummary | None:
-    try:
-        return await kinesis.describe_stream_summary(stream)
-    except AccessDeniedError:
-        # Many producers lack this permission. We assume that keys select the shard, as in nearly all streams.
-        return None
 
 
 def _end_spans(bundle: Bundle) -> None:
@@ -204,34 +191,26 @@ class _Wait(msgspec.Struct, frozen=True):
     future: asyncio.Future[bool]
 
 
+@dataclass(eq=False, repr=False)
 class Writer:
     """Created on the event loop that it runs on."""
 
-    def __init__(
-        self,
-        kinesis: KinesisWriting,
-        clock: Clock,
-        entropy: Entropy,
-        options: WriteOptions,
-        *,
-        buffer_bytes: int,
-        on_undelivered: Callable[[PutResult], Any] | None,
-        emit: Callable[[Event], None],
-        tracing: Tracing | None = None,
-    ) -> None:
+    _kinesis: KinesisWriting
+    _clock: Clock
+    _entropy: Entropy
+    _options: WriteOptions
+    _: KW_ONLY
+    buffer_bytes: int
+    on_undelivered: Callable[[PutResult], Any] | None
+    emit: Callable[[Event], None]
+    tracing: Tracing | None = None
+
+    def __post_init__(self) -> None:
         self.used_bytes = 0
         """The bytes of pending records, and of failures that nobody has seen."""
-        self._kinesis = kinesis
-        self._clock = clock
-        self._entropy = entropy
-        self._options = options
-        self._on_undelivered = on_undelivered
-        self._emit = emit
-        self._tracing = tracing
         self._streams: dict[str, StreamWriter[Delivery]] = {}
         # the buffer
-        self._buffer_bytes = buffer_bytes
-        self._limit_bytes = buffer_bytes
+        self._limit_bytes = self.buffer_bytes
         """The limit for puts that do not wait; -1 while others wait, and after the end."""
         self._queue: deque[_QueuedPut] = deque()
         self._seen: deque[OutgoingRecord] = deque()
@@ -241,7 +220,7 @@ class Writer:
         self._loop = asyncio.get_running_loop()
         self._main_task = BackgroundTask()
         self._tasks = asyncio.TaskGroup()
-        self._alarm = Alarm(clock)
+        self._alarm = Alarm(self._clock)
         self._is_awake = False
         """Whether the task has been woken already, and will see what is put now."""
         self._armed_ms: int | None = None
@@ -270,7 +249,7 @@ class Writer:
             raise
         finally:
             await self._main_task.cancel()
-            cancel_report_at_exit(self)
+            cancel_report_at_exit(self.report_unfinished)
         self._raise_unseen()
         if self._failure is not None:
             raise self._failure
@@ -292,10 +271,10 @@ class Writer:
 
     def report_unfinished(self) -> None:
         """Reports records that neither `flush` nor `close` will report."""
-        cancel_report_at_exit(self)
+        cancel_report_at_exit(self.report_unfinished)
         for writer in self._streams.values():
             if record_count := writer.count_unfinished():
-                self._emit(RecordsAbandoned(stream=writer.stream, record_count=record_count))
+                self.emit(RecordsAbandoned(stream=writer.stream, record_count=record_count))
 
     def _stop(self, error: AnabranchError) -> None:
         """Rejects new puts. Those that wait for space may still get it."""
@@ -309,7 +288,7 @@ class Writer:
         self._failure = failure
         self._stop(failure)
         record_count = sum(writer.count_unfinished() for writer in self._streams.values())
-        self._emit(WriterFailed(error=repr(cause), record_count=record_count))
+        self.emit(WriterFailed(error=repr(cause), record_count=record_count))
 
     def _abandon(self) -> None:
         """The task ends: the remaining records get an outcome, and all waiters are woken.
@@ -341,7 +320,7 @@ class Writer:
             writer = self._streams.get(stream) or self._open(stream)
             now_ms = self._cached_now_ms or self._cache_now()
             try:
-                if self._tracing is None:
+                if self.tracing is None:
                     delivery = writer.put(data, partition_key, explicit_hash_key, cost_bytes, now_ms)
                 else:
                     put = self._begin_and_put
@@ -366,8 +345,8 @@ class Writer:
         now_ms: int,
     ) -> Delivery:
         """As `StreamWriter.put`, with a span."""
-        assert self._tracing is not None
-        span = self._tracing.begin_put(writer.name.name, partition_key)
+        assert self.tracing is not None
+        span = self.tracing.begin_put(writer.name.name, partition_key)
         if span is None:
             return writer.put(data, partition_key, explicit_hash_key, cost_bytes, now_ms)
         try:
@@ -390,7 +369,7 @@ class Writer:
         """
         writer = self._streams.get(stream) or self._open(stream)
         put, append = writer.put, deliveries.append
-        if self._tracing is not None:
+        if self.tracing is not None:
             put = partial(self._begin_and_put, writer)
         now_ms = self._cached_now_ms or self._cache_now()
         partition_key: Any = ""
@@ -422,11 +401,11 @@ class Writer:
         cost_bytes = cost_of(data, partition_key)
         if self.used_bytes + cost_bytes <= self._limit_bytes:
             return self.put_nowait(stream, data, partition_key, explicit_hash_key)
-        if self._stop_error is not None or cost_bytes > self._buffer_bytes:
+        if self._stop_error is not None or cost_bytes > self.buffer_bytes:
             raise self._full_error(cost_bytes)
         check_keys(partition_key, explicit_hash_key)  # raises now instead of when there is space
         future: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
-        span = None if self._tracing is None else self._tracing.begin_put(stream, partition_key)
+        span = None if self.tracing is None else self.tracing.begin_put(stream, partition_key)
         self._queue.append(_QueuedPut(stream, data, partition_key, explicit_hash_key, cost_bytes, future, span))
         self._limit_bytes = -1
         self._wake()
@@ -436,7 +415,7 @@ class Writer:
         except TimeoutError:
             if future.done() and not future.cancelled():
                 return future.result()  # space was freed just before the timeout, and the record was put
-            raise BufferFull(f"no space in the buffer of {self._buffer_bytes} bytes within {wait_seconds} s") from None
+            raise BufferFull(f"no space in the buffer of {self.buffer_bytes} bytes within {wait_seconds} s") from None
         finally:
             if span is not None and (not future.done() or future.cancelled() or future.exception() is not None):
                 span.fail("the record was not put")
@@ -461,7 +440,7 @@ class Writer:
         return ProducerStatus(
             error=None if self._failure is None else str(self._failure),
             buffered_bytes=self.used_bytes,
-            buffer_limit_bytes=self._buffer_bytes,
+            buffer_limit_bytes=self.buffer_bytes,
             waiting_count=len(self._queue),
             streams=tuple(writer.writes(now_ms) for writer in list(self._streams.values())),
         )
@@ -481,7 +460,7 @@ class Writer:
         while self._queue:
             queued = self._queue[0]
             if not queued.future.done():
-                if self.used_bytes + queued.cost_bytes <= self._buffer_bytes:
+                if self.used_bytes + queued.cost_bytes <= self.buffer_bytes:
                     self._put_queued(queued)
                 elif self._holds_failures_only and (failed := self._take_unseen()):
                     queued.future.set_exception(delivery_failed(failed))
@@ -489,7 +468,7 @@ class Writer:
                     return
             self._queue.popleft()
         if self._stop_error is None:
-            self._limit_bytes = self._buffer_bytes
+            self._limit_bytes = self.buffer_bytes
 
     def _put_queued(self, queued: _QueuedPut) -> None:
         try:
@@ -507,13 +486,13 @@ class Writer:
     def _full_error(self, cost_bytes: int) -> Exception:
         if self._stop_error is not None:
             return self._stop_error
-        if cost_bytes > self._buffer_bytes:
+        if cost_bytes > self.buffer_bytes:
             return ValueError(
-                f"the record needs {cost_bytes} bytes and the whole buffer has {self._buffer_bytes}: raise buffer_bytes"
+                f"the record needs {cost_bytes} bytes and the whole buffer has {self.buffer_bytes}: raise buffer_bytes"
             )
         if self._holds_failures_only and (failed := self._take_unseen()):
             return delivery_failed(failed)
-        return BufferFull(f"the buffer of {self._buffer_bytes} bytes is full: await put(), or try again later")
+        return BufferFull(f"the buffer of {self.buffer_bytes} bytes is full: await put(), or try again later")
 
     @property
     def _holds_failures_only(self) -> bool:
@@ -571,7 +550,7 @@ class Writer:
 
     def _wake(self) -> None:
         if self._main_task.is_running:
-            report_at_exit(self)
+            report_at_exit(self.report_unfinished)
         self._is_awake = True
         self._alarm.ring()
 
@@ -586,7 +565,7 @@ class Writer:
                 self._admit()
         self._is_awake = False
         if self.is_empty:
-            cancel_report_at_exit(self)
+            cancel_report_at_exit(self.report_unfinished)
         return self._check_waits(now_ms)
 
     def _step_after_response(self) -> None:
@@ -611,7 +590,13 @@ class Writer:
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     async def _send(self, writer: StreamWriter[Delivery], call: PutRecordsCall) -> None:
-        response = await _put_records(self._kinesis, writer.name, call)
+        response: PutRecordsResponse | AnabranchError
+        try:
+            response = await self._kinesis.put_records(writer.name, call.entries)
+        except AnabranchError as error:
+            response = error
+        except Exception as error:  # noqa: BLE001 -- supervisor: a bug must not block the records of this call
+            response = TransportError(f"unexpected error in PutRecords: {error!r}")
         self._perform(writer, writer.on_response(call, response, self._clock.now_ms()))
         self._step_after_response()
 
@@ -628,14 +613,14 @@ class Writer:
 
     def _perform(self, writer: StreamWriter[Delivery], steps: WriteSteps) -> None:
         while steps.events:
-            self._emit(steps.events.popleft())
+            self.emit(steps.events.popleft())
         for call in steps.calls:
             self._tasks.create_task(self._send(writer, call))
         if steps.refresh:
             self._tasks.create_task(self._refresh(writer))
         while steps.ended:
             bundle = steps.ended.popleft()
-            if self._tracing is not None and bundle.is_settled:
+            if self.tracing is not None and bundle.is_settled:
                 _end_spans(bundle)
             try:
                 if bundle.failures is not None:
@@ -649,15 +634,13 @@ class Writer:
             bundle.release()
 
     def _report_failures(self, failures: UnseenFailures, bundle: Bundle) -> None:
-        """Reports each failure to the tasks that await the record, otherwise to the hook. Without either, the next
-        flush raises it.
-        """
+        """Reports each failure to the tasks that await the record, or else to the hook, or else in the next flush."""
         awaited = {id(record) for record, _ in bundle.waiters or ()}
         for record in bundle.records:
             if id(record) in awaited:
                 self._mark_seen(failures, record)
-            elif self._on_undelivered is not None:
-                self._call_hook(self._on_undelivered, record, failures)
+            elif self.on_undelivered is not None:
+                self._call_hook(self.on_undelivered, record, failures)
 
     def _mark_seen(self, failures: UnseenFailures, record: Delivery) -> None:
         if failures.mark_seen(record):
@@ -671,6 +654,6 @@ class Writer:
                 returned.close()
                 raise TypeError("on_undelivered is an async function; pass a plain function")  # noqa: TRY301 -- as below
         except Exception as error:  # noqa: BLE001 -- supervisor: the next flush raises the failure instead
-            self._emit(HookFailed(stream=record.bundle.stream, hook="on_undelivered", error=repr(error)))
+            self.emit(HookFailed(stream=record.bundle.stream, hook="on_undelivered", error=repr(error)))
             failures.add([record])
             self.used_bytes += cost_of(record.data, record.partition_key)

@@ -6,6 +6,7 @@ only after its root leases exist, and children get their rows before their paren
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -132,15 +133,15 @@ async def is_open(ports: Ports, stream: StreamName, shard_id: str) -> bool:
     return any(shard.is_open for shard in listed if shard.shard_id == shard_id)
 
 
+@dataclass(eq=False, repr=False)
 class CoalescedCall:
     """Coalesces concurrent calls: one call serves all who asked before it started. A thousand shards that start
     together cost two calls, and each gets a response to a call that started after it asked.
     """
 
-    def __init__(self, call: Callable[[], Awaitable[object]]) -> None:
-        self._call = call
-        self._lock = asyncio.Lock()
-        self._begun_count = 0
+    _call: Callable[[], Awaitable[object]]
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _begun_count: int = 0
 
     async def wait(self) -> None:
         """Waits for a call that starts after now. An error goes to the waiter that made the call; others call again."""
@@ -170,73 +171,80 @@ class _Settled(NamedTuple):
     """The member that found this."""
     shard_ids: tuple[str, ...]
     unfinished: tuple[str, ...] | None
-    """If some listed shards still wait for their parents: the shards with an unfinished lease. Once one of these ends,
-    there may be work. None: every shard has its row or needs none.
+    """The shards with an unfinished lease, if listed shards wait for their parents: there may be work once one of these
+    ends. None: every listed shard has its row or needs none.
     """
 
 
+@dataclass(eq=False, repr=False)
+class _Stream:
+    """A stream that this worker reads."""
+
+    name: StreamName
+    row: StreamRow
+    horizon: TrimHorizon
+    is_placed_by_key: bool
+    """False if the service chooses the shard of each record."""
+    graph: ShardGraph = field(default_factory=ShardGraph)
+    settled: _Settled | None = None
+    """The last listing that needed no work."""
+    is_complete: bool = True
+    """False if it has still to be listed, or if leases had no row at the last listing."""
+
+
+@dataclass(eq=False, repr=False)
 class ShardDiscovery:
-    def __init__(
-        self,
-        ports: Ports,
-        fleet: Fleet,
-        streams: tuple[StreamName, ...],
-        start: Start,
-        settings: ConsumerSettings,
-    ) -> None:
-        self._ports = ports
-        self._fleet = fleet
-        self._start_timeout_ms = round(settings.start_timeout * 1000)
-        self._wanted = streams
-        self._start = start
-        self._settings = settings
-        self._rows: dict[str, StreamRow] = {}
-        self._names: dict[str, StreamName] = {}
-        self._graphs: dict[str, ShardGraph] = {}
-        self._auto: dict[str, None] = {}
-        """Streams in which the service chooses the shard of each record."""
-        self._stream_checks: dict[str, CoalescedCall] = {}
-        self._horizons: dict[str, TrimHorizon] = {}
-        self._listings = Alarm(ports.clock)
-        self._settled: dict[str, _Settled] = {}
-        """The last listing that needed no work, by stream."""
-        self._is_inquiring = False
-        """Whether the last listing found leases without a row that somebody may still hold."""
-        self._incomplete: dict[str, None] = {}
-        """Streams that were not listed yet, or in which leases had no row at the last listing."""
+    _ports: Ports
+    _fleet: Fleet
+    _wanted: tuple[StreamName, ...]
+    _start: Start
+    _settings: ConsumerSettings
+    _streams: dict[str, _Stream] = field(default_factory=dict)
+    _checks: dict[str, CoalescedCall] = field(default_factory=dict)
+    _is_inquiring: bool = False
+    """Whether the last listing found leases without a row that somebody may still hold."""
+
+    def __post_init__(self) -> None:
+        self._start_timeout_ms = round(self._settings.start_timeout * 1000)
+        self._listings = Alarm(self._ports.clock)
 
     @property
     def stream_keys(self) -> tuple[str, ...]:
-        return tuple(self._rows)
+        return tuple(self._streams)
 
     def stream_of(self, key: LeaseKey) -> StreamName | None:
         """None if this worker does not read the stream."""
-        return self._names.get(key.stream_key)
+        stream = self._streams.get(key.stream_key)
+        return None if stream is None else stream.name
 
     def horizon_of(self, key: LeaseKey) -> TrimHorizon:
-        return self._horizons[key.stream_key]
+        return self._streams[key.stream_key].horizon
 
     def created_seconds_of(self, session: Session) -> float:
         """When the session's stream was created."""
-        return self._rows[session.key.stream_key].created_seconds
+        return self._of(session).row.created_seconds
+
+    def _of(self, session: Session) -> _Stream:
+        return self._streams[session.key.stream_key]
 
     @property
     def retention_hours(self) -> int:
         """The longest of its streams."""
-        return max((horizon.retention_hours for horizon in self._horizons.values()), default=0)
+        return max((stream.horizon.retention_hours for stream in self._streams.values()), default=0)
 
     def is_placed_by_key(self, key: LeaseKey) -> bool:
         """Whether the partition key decides the shard of a record, as is usual."""
-        return key.stream_key not in self._auto
+        return self._streams[key.stream_key].is_placed_by_key
 
     @property
     def is_complete(self) -> bool:
         """Whether no listed shard lacks a row that it should have."""
-        return not self._incomplete
+        return all(stream.is_complete for stream in self._streams.values())
 
     def list_soon(self) -> None:
         """Lists the shards now: a worker that stops by itself must not overlook one."""
-        self._incomplete |= dict.fromkeys(self._rows)
+        for stream in self._streams.values():
+            stream.is_complete = False
         self._listings.ring()
 
     # the start
@@ -246,30 +254,34 @@ class ShardDiscovery:
         for stream in self._wanted:
             await self._begin(stream, await await_stream(self._ports, stream, self._start_timeout_ms))
 
-    async def _begin(self, stream: StreamName, summary: StreamSummary) -> None:
+    async def _begin(self, name: StreamName, summary: StreamSummary) -> None:
         proposal = propose_stream(summary, self._start, self._ports.clock.wall_ms() / 1000)
         row = await self._fleet.begin_stream(
-            proposal, partial(list_all_shards, self._ports, stream, retry_answered_ms=self._start_timeout_ms)
+            proposal, partial(list_all_shards, self._ports, name, retry_answered_ms=self._start_timeout_ms)
         )
-        self._names[row.stream_key] = stream
-        self._observe_horizon(row.stream_key, summary)
-        self._graphs[row.stream_key] = ShardGraph()
-        self._stream_checks[row.stream_key] = CoalescedCall(partial(self._check_stream, row.stream_key))
-        if summary.record_distribution == "AUTO":
-            self._auto[row.stream_key] = None
+        horizon = TrimHorizon(summary.retention_hours, self._server_seconds(summary))
+        is_placed_by_key = summary.record_distribution != "AUTO"
+        if not is_placed_by_key:
             self._ports.emit(KeysUnordered(stream=summary.name))
-        self._rows[row.stream_key] = row
+        stream = _Stream(name, row, horizon, is_placed_by_key=is_placed_by_key)
+        self._streams[row.stream_key] = stream
+        self._checks[row.stream_key] = CoalescedCall(partial(self._check_stream, stream))
+
+    def _server_seconds(self, summary: StreamSummary) -> float:
+        return summary.server_seconds or self._ports.clock.wall_ms() / 1000
 
     # the end of a shard
 
     async def finish(self, session: Session, checkpointer: Checkpointer) -> None:
-        """The last record is finished: creates the children's leases, finishes the shard, then takes children that may
-        start.
-        """
+        """All records are finished: creates the children's leases, finishes the shard, takes what can start."""
         ports = self._ports
         while session.state == "finishing":
             planner = self._fleet.member_id
-            end = await self._try_to_plan_end(session)
+            try:
+                end = await self._plan_end(session)
+            except TRANSIENT as error:
+                end = None
+                session.report(ChildrenUnlisted(error=str(error)))
             if end is not None and await self._write_end(session, end, checkpointer, planner):
                 ports.emit(ShardFinished(**session.names, children=end.finish.children, reason=end.finish.reason))
                 await self._fleet.adopt(session.key, end.finish.children)
@@ -279,33 +291,26 @@ class ShardDiscovery:
                 return
             await ports.clock.sleep_until_ms(ports.clock.now_ms() + END_RETRY_MS)
 
-    async def _try_to_plan_end(self, session: Session) -> ShardEnd | None:
-        """None if the children are unknown or the service does not answer; the caller retries."""
-        try:
-            return await self._plan_end(session)
-        except TRANSIENT as error:
-            session.report(ChildrenUnlisted(error=str(error)))
-        return None
-
     async def _plan_end(self, session: Session) -> ShardEnd | None:
-        row = self._rows[session.key.stream_key]
-        leases = await self._fleet.lease_rows(row)
+        """None if the children are unknown; the caller retries."""
+        stream = self._of(session)
+        leases = await self._fleet.lease_rows(stream.row)
         if all(lease.key != session.key for lease in leases):
             return None  # the store lost this shard's row: this proves nothing, and the lease loop notices (rule L14)
         read_end = session.end
         assert read_end is not None, "the shard has not ended"
-        graph = self._graphs[row.stream_key].united(child_shards=read_end.children, rows=leases)
+        graph = stream.graph.united(child_shards=read_end.children, rows=leases)
         through = session.read_through_seconds
         end = None if read_end.trimmed else plan_end(session.row, graph, None, leases, through)
         if end is None:
-            listing = await self._list(row, None)
+            listing = await self._list(stream, None)
             scope = {shard.shard_id: shard for shard in listing}
             graph = graph.united(shards=listing)
             if read_end.trimmed:
-                end = plan_trimmed(row, session.row, graph, scope, leases, through)
+                end = plan_trimmed(stream.row, session.row, graph, scope, leases, through)
             else:
                 end = plan_end(session.row, graph, scope, leases, through)
-        self._graphs[row.stream_key] = graph
+        stream.graph = graph
         session.report(ChildrenUnknown() if end is None else None)
         return end
 
@@ -332,7 +337,7 @@ class ShardDiscovery:
 
     async def on_gone(self, session: Session, error: ServiceError) -> None:
         """The service does not know the shard or the position. Checks whether the shard is really gone (rule S3)."""
-        await self._check_stream(session.key.stream_key, error)
+        await self._check_stream(self._of(session), error)
         if not await self._is_gone(session.stream, session.shard_id):
             return
         await self._narrow_loss(session)
@@ -340,28 +345,18 @@ class ShardDiscovery:
             self._report_loss(session)
 
     async def on_begun(self, session: Session) -> None:
-        """Reading starts at the beginning of a shard: checks that the stream was not created again. The new stream has
-        shards of the same names.
-        """
-        await self._stream_checks[session.key.stream_key].wait()
+        """Before the first read of a shard: a stream that was created again has shards of the same names."""
+        await self._checks[session.key.stream_key].wait()
 
     async def on_trimmed(self, session: Session) -> None:
         """Records may have been trimmed before they were read."""
-        await self._check_stream(session.key.stream_key)
+        await self._check_stream(self._of(session))
         await self._narrow_loss(session)
         self._report_loss(session)
 
-    def _observe_horizon(self, stream_key: str, summary: StreamSummary) -> None:
-        server_seconds = summary.server_seconds or self._ports.clock.wall_ms() / 1000
-        known = self._horizons.get(stream_key)
-        if known is None:
-            self._horizons[stream_key] = TrimHorizon(summary.retention_hours, server_seconds)
-        else:
-            known.observe(summary.retention_hours, server_seconds)
-
     def _report_loss(self, session: Session) -> None:
-        """Reports that records may have been trimmed before they were read (rule T4). Nobody can know whether there
-        were any. Each range is reported once, because reading continues after it. Needs `_check_stream` first: the
+        """Reports a range of time whose records may have been trimmed before they were read (rule T4); nobody can know
+        whether there were any. It is reported once, because reading continues after it. Call `_check_stream` first: the
         retention period may have been raised.
         """
         horizon_seconds, position = session.horizon.observed_seconds, session.read_after
@@ -382,12 +377,12 @@ class ShardDiscovery:
         """
         if not session.is_unread_child:
             return
-        key, shard_id = session.key, session.shard_id
-        if shard_id not in self._graphs[key.stream_key].listed:
+        key, shard_id, stream = session.key, session.shard_id, self._of(session)
+        if shard_id not in stream.graph.listed:
             listing = await list_all_shards(self._ports, session.stream, None)
-            self._graphs[key.stream_key] = self._graphs[key.stream_key].united(shards=listing)
+            stream.graph = stream.graph.united(shards=listing)
         found = await self._fleet.call(ReadLeases(with_finished=True))
-        graph = self._graphs[key.stream_key]
+        graph = stream.graph
         if found is None or shard_id not in graph.listed:
             return
         rows = [row for row in found if row.key == replace(key, shard_id=row.key.shard_id)]
@@ -401,10 +396,10 @@ class ShardDiscovery:
             if opened_after_horizon(graph, shard_id, [shard.shard_id for shard in listing], with_rows):
                 session.learn_read_through(horizon_seconds + HORIZON_MARGIN_SECONDS)
 
-    async def _check_stream(self, stream_key: str, error: ServiceError | None = None) -> None:
+    async def _check_stream(self, stream: _Stream, error: ServiceError | None = None) -> None:
         """Raises if the stream was deleted, or deleted and created again (rule S3)."""
-        ports, row = self._ports, self._rows[stream_key]
-        summary = await find_summary(ports, self._names[stream_key])
+        ports, row = self._ports, stream.row
+        summary = await find_summary(ports, stream.name)
         verdict = classify_missing_shard(row, summary)
         if summary is None or verdict == "stream_deleted":
             ports.emit(StreamChanged(stream=row.name, change="the stream was deleted"))
@@ -417,7 +412,7 @@ class ShardDiscovery:
                 f"stream {row.name} was deleted and created again while this application was reading it; "
                 "restart the worker to read the new stream"
             ) from error
-        self._observe_horizon(stream_key, summary)
+        stream.horizon.observe(summary.retention_hours, self._server_seconds(summary))
 
     async def _is_gone(self, stream: StreamName, shard_id: str) -> bool:
         """Whether the service says that the shard does not exist. Any other response proves nothing."""
@@ -435,60 +430,59 @@ class ShardDiscovery:
         """Lists the streams regularly. A listing only ever adds shards (rule S5)."""
         clock, interval_ms = self._ports.clock, round(self._settings.polling.listing_interval * 1000)
         next_ms = clock.now_ms() + interval_ms
-        failing: set[str] = set()
-        """Streams that could not be listed."""
+        failing: set[_Stream] = set()
+        """Those that could not be listed."""
         while True:
             now_ms = clock.now_ms()
             await self._listings.wait(min(next_ms, now_ms + INQUIRY_INTERVAL_MS) if self._is_inquiring else next_ms)
             self._is_inquiring = False
             is_due = clock.now_ms() >= next_ms
-            for row in [self._rows[key] for key in self.stream_keys]:
+            for stream in self._streams.values():
                 try:
-                    await self._list_missing(row, cleans_up=is_due)
+                    await self._list_missing(stream, cleans_up=is_due)
                 except TRANSIENT as error:
-                    failing.add(row.stream_key)
-                    self._incomplete.pop(row.stream_key, None)
-                    self._ports.emit(ListingFailed(stream=row.name, error=str(error)))
+                    failing.add(stream)
+                    stream.is_complete = True
+                    self._ports.emit(ListingFailed(stream=stream.row.name, error=str(error)))
                 else:
-                    if row.stream_key in failing:
-                        failing.remove(row.stream_key)
-                        self._ports.emit(ListingRecovered(stream=row.name))
+                    if stream in failing:
+                        failing.remove(stream)
+                        self._ports.emit(ListingRecovered(stream=stream.row.name))
             if is_due:
                 next_ms = clock.now_ms() + interval_ms
 
-    async def _list_missing(self, row: StreamRow, *, cleans_up: bool) -> None:
-        listing = await self._list(row, listing_filter(row.origin))
-        if self._is_settled(row, listing):
-            self._incomplete.pop(row.stream_key, None)
-            return
-        await self._create_missing(row, listing, cleans_up=cleans_up)
+    async def _list_missing(self, stream: _Stream, *, cleans_up: bool) -> None:
+        listing = await self._list(stream, listing_filter(stream.row.origin))
+        if self._is_settled(stream, listing):
+            stream.is_complete = True
+        else:
+            await self._create_missing(stream, listing, cleans_up=cleans_up)
 
-    async def _list(self, row: StreamRow, shard_filter: ShardFilter | None) -> list[Shard]:
+    async def _list(self, stream: _Stream, shard_filter: ShardFilter | None) -> list[Shard]:
         """A listing, used only if the stream is still the same after it."""
         try:
-            listing = await list_all_shards(self._ports, self._names[row.stream_key], shard_filter)
+            listing = await list_all_shards(self._ports, stream.name, shard_filter)
         except StreamNotFoundError as error:
-            await self._check_stream(row.stream_key, error)
+            await self._check_stream(stream, error)
             raise
-        await self._check_stream(row.stream_key)
+        await self._check_stream(stream)
         return listing
 
-    def _is_settled(self, row: StreamRow, listing: list[Shard]) -> bool:
+    def _is_settled(self, stream: _Stream, listing: list[Shard]) -> bool:
         """Whether this listing needs no work, without reading all rows."""
-        fleet, settled = self._fleet, self._settled.get(row.stream_key)
-        if settled is None or any(key.stream_key == row.stream_key for key in fleet.vanished):
+        fleet, settled, stream_key = self._fleet, stream.settled, stream.row.stream_key
+        if settled is None or any(key.stream_key == stream_key for key in fleet.vanished):
             return False
         if (settled.planner, settled.shard_ids) != (fleet.member_id, _names(listing)):
             return False
-        return settled.unfinished is None or settled.unfinished == fleet.unfinished(row.stream_key)
+        return settled.unfinished is None or settled.unfinished == fleet.unfinished(stream_key)
 
-    async def _create_missing(self, row: StreamRow, listing: list[Shard], *, cleans_up: bool) -> None:
-        planner = self._fleet.member_id
+    async def _create_missing(self, stream: _Stream, listing: list[Shard], *, cleans_up: bool) -> None:
+        row, planner = stream.row, self._fleet.member_id
         leases = await self._fleet.lease_rows(row)
         if not leases and not self._fleet.is_read(row.stream_key):
             self._fleet.raise_store_reset()  # we never delete all rows, so the store was reset (rule L14)
-        graph = self._graphs[row.stream_key].united(shards=listing, rows=leases)
-        self._graphs[row.stream_key] = graph
+        graph = stream.graph = stream.graph.united(shards=listing, rows=leases)
         scope = {shard.shard_id: shard for shard in listing}
         missing, ends = missing_leases(row, graph, scope, leases), ends_to_restore(row, graph, leases)
         # Leases that never had a row are rare in a listing, so each of these may be held by a member.
@@ -498,10 +492,7 @@ class ShardDiscovery:
             is_deleted = lease.is_finished or had_row(lease, leases)
             if not await self._create(lease, planner, is_restored=True, is_deleted=is_deleted):
                 return  # the next listing tries again
-        if missing:
-            self._incomplete[row.stream_key] = None
-        else:
-            self._incomplete.pop(row.stream_key, None)
+        stream.is_complete = not missing
         if not missing and not ends:
             self._fleet.forget_vanished(row.stream_key)
             if all(lease.key.shard_id in scope for lease in leases if lease.is_finished):
@@ -509,9 +500,9 @@ class ShardDiscovery:
                 have_rows = all(shard_id in behind for shard_id in scope)
                 # Others wait for their parents: they are created at their end, or by a listing if they are trimmed.
                 unfinished = None if have_rows else unfinished_shards(leases)
-                self._settled[row.stream_key] = _Settled(planner, _names(listing), unfinished)
+                stream.settled = _Settled(planner, _names(listing), unfinished)
         if cleans_up:
-            await self._clean_up(row, graph, leases)
+            await self._clean_up(stream, graph, leases)
 
     async def _create(self, lease: LeaseRow, planner: str, *, is_restored: bool, is_deleted: bool) -> bool:
         """Returns False if it was not created or there was no answer. `is_restored`: it may have had a row before, and
@@ -537,15 +528,14 @@ class ShardDiscovery:
         # A worker that started while the row was missing does not know that the shard had stopped before (rule D4).
         return replace(known, owner=None, stopped=None, version=seconds, epoch=0, waits_for=lease.waits_for)
 
-    async def _clean_up(self, row: StreamRow, graph: ShardGraph, leases: list[LeaseRow]) -> None:
+    async def _clean_up(self, stream: _Stream, graph: ShardGraph, leases: list[LeaseRow]) -> None:
         """Removes finished rows once the service proves that their shards are gone (rules S3, S6)."""
-        ports, stream = self._ports, self._names[row.stream_key]
         if not any(lease.is_finished for lease in leases):
             return
-        listed = [shard.shard_id for shard in await list_all_shards(ports, stream, None)]
+        listed = [shard.shard_id for shard in await list_all_shards(self._ports, stream.name, None)]
         for lease in removable(leases, graph, listed):
-            same = classify_missing_shard(row, await find_summary(ports, stream)) == "trimmed"
-            if same and await self._is_gone(stream, lease.key.shard_id):
+            same = classify_missing_shard(stream.row, await find_summary(self._ports, stream.name)) == "trimmed"
+            if same and await self._is_gone(stream.name, lease.key.shard_id):
                 await self._fleet.call(DeleteLease(lease.key, lease.version))
 
 

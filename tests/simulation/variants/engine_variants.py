@@ -261,9 +261,9 @@ def _gate_by_listing():
     """A parent that is not in the last listing of any worker counts as finished."""
     listed, find_missing, open_parents = {}, ShardDiscovery._create_missing, lifecycle.open_parents
 
-    async def note_listing(self, row, listing, **options):
-        listed[row.stream_key] = {shard.shard_id for shard in listing}
-        await find_missing(self, row, listing, **options)
+    async def note_listing(self, stream, listing, **options):
+        listed[stream.row.stream_key] = {shard.shard_id for shard in listing}
+        await find_missing(self, stream, listing, **options)
 
     def open_if_listed(row, leases):
         there = listed.get(row.key.stream_key, set(row.waits_for))

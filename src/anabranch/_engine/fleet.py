@@ -18,7 +18,8 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, NoReturn, TypeVar
 
 from anabranch._core.leases import store_calls as calls
@@ -35,18 +36,7 @@ from anabranch._core.leases.machine import (
     ReportChanged,
 )
 from anabranch._core.leases.plan import Write, Written
-from anabranch._core.leases.store_calls import (
-    Action,
-    Answer,
-    Describe,
-    Description,
-    ListShards,
-    Moment,
-    NoAnswer,
-    Steps,
-    StoreCall,
-    Wait,
-)
+from anabranch._core.leases.store_calls import Description, Moment, NoAnswer, Steps, StoreCall
 from anabranch._core.leases.timing import LeaseTiming
 from anabranch._core.shards import lifecycle
 from anabranch._core.shards.lifecycle import unfinished_shards
@@ -81,17 +71,15 @@ def moment_of(clock: Clock) -> Moment:
 
 
 async def drive(
-    steps: Steps[T], perform: Callable[[Action], Awaitable[Any]], clock: Clock, after_step: Callable[[], None]
+    steps: Steps[T], perform: Callable[[calls.Action], Awaitable[Any]], clock: Clock, after_step: Callable[[], None]
 ) -> T:
-    """Performs the steps one after another. `after_step` is called each time before one is performed, and at the
-    end.
-    """
+    """Performs the steps one after another. Calls `after_step` before each one, and at the end."""
     try:
         action = next(steps)
         while True:
             after_step()
             answer = await perform(action)
-            action = steps.send(Answer(answer, moment_of(clock)))
+            action = steps.send(calls.Answer(answer, moment_of(clock)))
     except StopIteration as done:
         result: T = done.value
         return result
@@ -100,15 +88,15 @@ async def drive(
         after_step()
 
 
+@dataclass(eq=False, repr=False)
 class StoreCaller:
     """Calls a lease store, each time with a deadline, and counts the calls. Used on one event loop."""
 
-    def __init__(self, store: LeaseStore, clock: Clock) -> None:
-        self._store = store
-        self._clock = clock
-        self.calls = TimeBuckets()
-        self.failure_count = 0
-        self.throttle_count = 0
+    _store: LeaseStore
+    _clock: Clock
+    calls: TimeBuckets = field(default_factory=TimeBuckets)
+    failure_count: int = 0
+    throttle_count: int = 0
 
     async def call(self, call: StoreCall[Any], deadline_ms: int) -> object:
         """What the store returned, or `NoAnswer`. Raises errors that no retry fixes (no database, another schema)."""
@@ -129,80 +117,57 @@ class StoreCaller:
         return NoAnswer(error, code)
 
 
+_METHODS: Final[Mapping[type[StoreCall[Any]], Callable[[LeaseStore, Any], Awaitable[object]]]] = {
+    calls.OpenApp: lambda store, call: store.open(call.app),
+    calls.ReadApp: lambda store, _: store.read_app(),
+    calls.ReadIncarnation: lambda store, _: store.identity(),
+    calls.RecordIncarnation: lambda store, call: store.record_incarnation(call.expected, call.incarnation),
+    calls.RegisterMember: lambda store, call: store.register_member(call.row),
+    calls.SendHeartbeat: lambda store, call: store.heartbeat(call.write),
+    calls.PollStore: lambda store, _: store.poll(),
+    calls.Seal: lambda store, call: store.seal_member(call.member_id, call.observed_counter),
+    calls.Leave: lambda store, call: store.leave(call.member_id),
+    calls.RequestHandOff: lambda store, call: store.request_hand_off(call.donor, call.request.short_name),
+    calls.DeleteMember: lambda store, call: store.delete_member(call.member_id),
+    calls.WriteStatus: lambda store, call: store.write_status(call.row),
+    calls.ReadStreams: lambda store, _: store.read_streams(),
+    calls.PutStream: lambda store, call: store.put_stream(call.row),
+    calls.WriteStream: lambda store, call: store.write_stream(call.row, call.expected_version),
+    calls.CreateLease: lambda store, call: store.create_lease(call.row),
+    calls.ReadLeases: lambda store, call: store.read_leases(with_finished=call.with_finished),
+    calls.ReadLease: lambda store, call: store.read_lease(call.key),
+    calls.TakeLease: lambda store, call: store.take_lease(
+        call.key,
+        call.member_id,
+        expected_owner=call.expected_owner,
+        expected_version=call.expected_version,
+        epoch_floor=call.epoch_floor,
+    ),
+    calls.WriteLease: lambda store, call: store.write_lease(
+        call.row, member_id=call.member_id, expected_version=call.expected_version
+    ),
+    calls.DeleteLease: lambda store, call: store.delete_lease(call.key, call.expected_version),
+    calls.WriteControl: lambda store, call: store.write_control(call.row),
+}
+
+
 def send(store: LeaseStore, call: StoreCall[Any]) -> Awaitable[object]:
-    match call:
-        case calls.OpenApp():
-            return store.open(call.app)
-        case calls.ReadApp():
-            return store.read_app()
-        case calls.ReadIncarnation():
-            return store.identity()
-        case calls.RecordIncarnation():
-            return store.record_incarnation(call.expected, call.incarnation)
-        case calls.RegisterMember():
-            return store.register_member(call.row)
-        case calls.SendHeartbeat():
-            return store.heartbeat(call.write)
-        case calls.PollStore():
-            return store.poll()
-        case calls.Seal():
-            return store.seal_member(call.member_id, call.observed_counter)
-        case calls.Leave():
-            return store.leave(call.member_id)
-        case calls.RequestHandOff():
-            return store.request_hand_off(call.donor, call.request.short_name)
-        case calls.DeleteMember():
-            return store.delete_member(call.member_id)
-        case calls.WriteStatus():
-            return store.write_status(call.row)
-        case calls.ReadStreams():
-            return store.read_streams()
-        case calls.PutStream():
-            return store.put_stream(call.row)
-        case calls.WriteStream():
-            return store.write_stream(call.row, call.expected_version)
-        case calls.CreateLease():
-            return store.create_lease(call.row)
-        case calls.ReadLeases():
-            return store.read_leases(with_finished=call.with_finished)
-        case calls.ReadLease():
-            return store.read_lease(call.key)
-        case calls.TakeLease():
-            return store.take_lease(
-                call.key,
-                call.member_id,
-                expected_owner=call.expected_owner,
-                expected_version=call.expected_version,
-                epoch_floor=call.epoch_floor,
-            )
-        case calls.WriteLease():
-            return store.write_lease(call.row, member_id=call.member_id, expected_version=call.expected_version)
-        case calls.DeleteLease():
-            return store.delete_lease(call.key, call.expected_version)
-        case calls.WriteControl():
-            return store.write_control(call.row)
-    raise AssertionError(f"not a store call: {call}")
+    return _METHODS[type(call)](store, call)
 
 
+@dataclass(eq=False, repr=False)
 class HeartbeatSender:
     """Drives a `HeartbeatState`, on the heartbeat thread or (in a simulation) as a task of the main loop."""
 
-    def __init__(
-        self,
-        state: HeartbeatState,
-        store: StoreCaller,
-        clock: Clock,
-        *,
-        is_stalled: Callable[[], bool],
-        on_status: Callable[[], None],
-    ) -> None:
-        self._state = state
-        self._store = store
-        self._clock = clock
-        self._is_stalled = is_stalled
-        self._on_status = on_status
-        self._alarm = Alarm(clock)
-        self._published = state.status
+    _state: HeartbeatState
+    _store: StoreCaller
+    _clock: Clock
+    _is_stalled: Callable[[], bool]
+    _on_status: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        self._alarm = Alarm(self._clock)
+        self._published = self._state.status
 
     async def run(self) -> None:
         """Sends heartbeats until this member has ended."""
@@ -213,9 +178,9 @@ class HeartbeatSender:
         self._state.wake(self._clock.now_ms())
         self._alarm.ring()
 
-    async def _perform(self, action: Action) -> object:
+    async def _perform(self, action: calls.Action) -> object:
         timing = self._state.timing
-        if isinstance(action, Wait):
+        if isinstance(action, calls.Wait):
             await self._alarm.wait(action.until_ms)
             while self._is_stalled():
                 await self._alarm.wait(self._clock.now_ms() + timing.heartbeat_interval_ms)
@@ -229,27 +194,19 @@ class HeartbeatSender:
             self._on_status()
 
 
+@dataclass(eq=False, repr=False)
 class ExitOnLeaseExpiry:
-    """With `on_zombie="exit"`: ends the process before another member can start a record that is still being handled
-    here (rule L11).
+    """With `on_zombie="exit"`: ends the process before others can start a record that still runs here (rule L11).
 
     Other members start after fence and grace have passed. This runs on the heartbeat thread, because the call that
     outlives its lease may block the main loop.
     """
 
-    def __init__(
-        self,
-        state: HeartbeatState,
-        clock: Clock,
-        running: Callable[[], Sequence[Event]],
-        emit: Callable[[Event], None],
-        end_process: Callable[[int], object] = os._exit,
-    ) -> None:
-        self._state = state
-        self._clock = clock
-        self._running = running
-        self._emit = emit
-        self._end_process = end_process
+    _state: HeartbeatState
+    _clock: Clock
+    _running: Callable[[], Sequence[Event]]
+    _emit: Callable[[Event], None]
+    _end_process: Callable[[int], object] = os._exit
 
     async def run(self) -> None:
         timing, valid_until_ms = self._state.timing, 0
@@ -267,21 +224,22 @@ class ExitOnLeaseExpiry:
             await self._clock.sleep_until_ms(max(due_ms, now_ms + timing.slack_ms // CHECKS_PER_SLACK))
 
 
+@dataclass(eq=False, repr=False)
 class HeartbeatThread:
     """A thread with an event loop for heartbeats, which also watches the main loop."""
 
-    def __init__(self, clock: Clock, stall_limit_ms: int, emit: Callable[[Event], None]) -> None:
-        self._clock = clock
-        self._stall_limit_ms = stall_limit_ms
-        self._emit = emit
-        self._ticked_at_ms = clock.now_ms()
+    _clock: Clock
+    _stall_limit_ms: int
+    _emit: Callable[[Event], None]
+    _thread: threading.Thread | None = None
+    _loop: asyncio.AbstractEventLoop | None = None
+    _stopped: asyncio.Event | None = None
+    failure: BaseException | None = None
+    """What ended the thread unexpectedly. The main loop checks it with each tick."""
+
+    def __post_init__(self) -> None:
+        self._ticked_at_ms = self._clock.now_ms()
         self._watched = threading.current_thread()
-        self._sender: HeartbeatSender | None = None
-        self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopped: asyncio.Event | None = None
-        self.failure: BaseException | None = None
-        """What ended the thread unexpectedly. The main loop checks it with each tick."""
 
     def tick(self) -> None:
         """The main loop is running."""
@@ -300,53 +258,46 @@ class HeartbeatThread:
             return f"the heartbeat thread has ended: {self.failure!r}"
         return None
 
-    def start(self, sender: HeartbeatSender, guard: ExitOnLeaseExpiry | None = None) -> None:
-        self._sender = sender
+    def start(self, *work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Runs the work until `stop`."""
         started = threading.Event()
         self._thread = threading.Thread(
-            target=self._live, args=(sender, guard, started), name="anabranch-heartbeats", daemon=True
+            target=self._live, args=(work, started), name="anabranch-heartbeats", daemon=True
         )
         self._thread.start()
         started.wait()
 
-    def wake(self) -> None:
-        if self._sender is not None:
-            self._call(self._sender.wake)
-
     def stop(self) -> None:
         if self._stopped is not None:
-            self._call(self._stopped.set)
+            self.call(self._stopped.set)
         self._loop = self._stopped = None
 
-    def _call(self, callback: Callable[[], None]) -> None:
+    def call(self, callback: Callable[[], None]) -> None:
+        """Calls back on the thread, if it still runs."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # it has ended by itself, and its loop is closed
                 self._loop.call_soon_threadsafe(callback)
 
-    def _live(self, sender: HeartbeatSender, guard: ExitOnLeaseExpiry | None, started: threading.Event) -> None:
+    def _live(self, work: Sequence[Callable[[], Coroutine[Any, Any, None]]], started: threading.Event) -> None:
         try:
-            asyncio.run(self._run(sender, guard, started))
+            asyncio.run(self._run(work, started))
         except Exception as error:  # noqa: BLE001 -- P7: nobody awaits a thread; the main loop raises it
             self.failure = error
         finally:
             started.set()  # also if it could not start (no file descriptors left): `start` waits for this
 
-    async def _run(self, sender: HeartbeatSender, guard: ExitOnLeaseExpiry | None, started: threading.Event) -> None:
+    async def _run(self, work: Sequence[Callable[[], Coroutine[Any, Any, None]]], started: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()
         self._stopped = stopped = asyncio.Event()
         started.set()
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(sender.run()), group.create_task(self._watch())]
-            if guard is not None:
-                tasks.append(group.create_task(guard.run()))
+            tasks = [group.create_task(run()) for run in (*work, self._watch)]
             await stopped.wait()
             for task in tasks:
                 task.cancel()
 
     async def _watch(self) -> None:
-        """Reports what blocks the main loop: after two seconds, each time the duration has doubled, and at the stall
-        limit.
-        """
+        """Reports what blocks the main loop: after two seconds, at each doubling, and at the stall limit."""
         reported_ms, stall_is_reported, blocked_before_ms = BLOCKED_AFTER_MS // 2, False, 0
         while True:
             if await self._was_paused():
@@ -378,40 +329,32 @@ class HeartbeatThread:
         return "(the thread of the event loop is gone)" if frame is None else "".join(traceback.format_stack(frame))
 
 
+@dataclass(eq=False, repr=False)
 class Fleet:
-    def __init__(
-        self,
-        ports: Ports,
-        timing: LeaseTiming,
-        profile: MemberProfile,
-        group: asyncio.TaskGroup,
-        *,
-        stall_limit_ms: int,
-        on_change: Callable[[Held | Lost | HandOffRequested | CommandsSeen], None],
-        on_status: Callable[[], None],
-        describe: Callable[[], Description],
-        running_calls: Callable[[], Sequence[Event]] | None = None,
-    ) -> None:
-        """`on_change` is called in the step in which a lease is taken, lost or requested. `on_status` is called after
-        each answered heartbeat: the fence may have moved. `describe` returns what heartbeats report about the worker.
-        `running_calls` returns the handler calls that run now; it is called on the heartbeat thread. None: the process
-        does not exit because of them (`on_zombie`).
-        """
-        self.timing = timing
-        self._machine = LeaseMachine(profile, timing, ports.entropy)
-        self._ports = ports
+    _ports: Ports
+    timing: LeaseTiming
+    _profile: MemberProfile
+    _group: asyncio.TaskGroup
+    _: KW_ONLY
+    stall_limit_ms: int
+    on_change: Callable[[Held | Lost | HandOffRequested | CommandsSeen], None]
+    """Called in the step in which a lease is taken, lost or requested."""
+    on_status: Callable[[], None]
+    """Called after each answered heartbeat: the fence may have moved."""
+    describe: Callable[[], Description]
+    """Returns what heartbeats report about the worker."""
+    running_calls: Callable[[], Sequence[Event]] | None = None
+    """Returns the handler calls that run now. Called on the heartbeat thread. None: they do not end the process."""
+
+    def __post_init__(self) -> None:
+        ports = self._ports
+        self._machine = LeaseMachine(self._profile, self.timing, ports.entropy)
         self._clock = ports.clock
         self.store = StoreCaller(ports.store, ports.clock)
         self.heartbeat_store = StoreCaller(ports.store, ports.clock)
         """Calls from the heartbeat thread."""
         self.loop_lags = TimeBuckets()
         """How late the event loop was, measured every half second."""
-        self._group = group
-        self._stall_limit_ms = stall_limit_ms
-        self._on_change = on_change
-        self._on_status = on_status
-        self._describe = describe
-        self._running_calls = running_calls
         self._alarm = Alarm(ports.clock)
         self._sender: HeartbeatSender | None = None
         self._thread: HeartbeatThread | None = None
@@ -436,7 +379,7 @@ class Fleet:
 
     @property
     def vanished(self) -> Mapping[LeaseKey, LeaseRow | None]:
-        """Unfinished leases without a row, as last seen; None if never seen. Finished since then, or deleted."""
+        """Unfinished leases whose row is gone, as last seen (None: never). They were finished since, or deleted."""
         return self._machine.table.vanished
 
     def is_read(self, stream_key: str) -> bool:
@@ -499,9 +442,7 @@ class Fleet:
 
     @property
     def acknowledged_at_ms(self) -> int:
-        """When the last heartbeat was sent that the store has acknowledged; -1 if there is none. Until then this member
-        was live, so no other member could have its leases.
-        """
+        """When the last acknowledged heartbeat was sent, or -1. Until then no other member could have its leases."""
         valid_until_ms = self.valid_until_ms
         return -1 if valid_until_ms is None else valid_until_ms - self.timing.fence_ms
 
@@ -555,8 +496,8 @@ class Fleet:
     ) -> StreamRow:
         """The stream's row, once all its root leases exist."""
 
-        async def perform(action: Action) -> Any:
-            if isinstance(action, ListShards):
+        async def perform(action: calls.Action) -> Any:
+            if isinstance(action, calls.ListShards):
                 return await list_shards(action.shard_filter)
             return await self._perform(action)
 
@@ -610,9 +551,7 @@ class Fleet:
         return created
 
     async def find_unheld(self, keys: Collection[LeaseKey]) -> Collection[LeaseKey]:
-        """Those of some leases without a row that no live member holds. Asks all members; call it again until they have
-        answered.
-        """
+        """Those of the leases that no live member holds. Asks all members: call it again until they have answered."""
         return await self._drive(self._machine.find_unheld(keys, moment_of(self._clock)))
 
     async def adopt(self, parent: LeaseKey, children: Collection[str]) -> None:
@@ -646,12 +585,12 @@ class Fleet:
     async def _drive(self, steps: Steps[T]) -> T:
         return await drive(steps, self._perform, self._clock, self._pass_on)
 
-    async def _perform(self, action: Action) -> Any:
-        if isinstance(action, Wait):
+    async def _perform(self, action: calls.Action) -> Any:
+        if isinstance(action, calls.Wait):
             wait = self._alarm.wait if action.wakeable else self._clock.sleep_until_ms
             return await wait(action.until_ms)
-        if isinstance(action, Describe):
-            return self._describe()
+        if isinstance(action, calls.Describe):
+            return self.describe()
         assert isinstance(action, StoreCall)
         return await self.store.call(action, self.timing.call_deadline_ms)
 
@@ -659,7 +598,7 @@ class Fleet:
         for change in self._machine.take_changes():
             match change:
                 case Held() | Lost() | HandOffRequested() | CommandsSeen():
-                    self._on_change(change)
+                    self.on_change(change)
                 case Joined():
                     self._start_heartbeats(change.heartbeat)
                 case Ended():
@@ -667,39 +606,34 @@ class Fleet:
                 case ReportChanged():
                     self._wake_heartbeats()
                 case StoreUnanswered() | StoreAnswered() if self._has_joined:
-                    pass  # `RunWatch` reports these, once for all calls
+                    pass  # `RunMonitor` reports these, once for all calls
                 case _:
                     self._ports.emit(change)
 
     # heartbeats
 
     def _start_heartbeats(self, state: HeartbeatState) -> None:
-        ports, on_status, thread = self._ports, self._on_status, None
+        ports, on_status, thread = self._ports, self.on_status, None
         if ports.heartbeats_on_thread:
             loop = asyncio.get_running_loop()
-            thread = HeartbeatThread(ports.clock, self._stall_limit_ms, ports.emit)
+            thread = HeartbeatThread(ports.clock, self.stall_limit_ms, ports.emit)
 
             def on_status() -> None:
                 with contextlib.suppress(RuntimeError):  # the main loop is closed
-                    loop.call_soon_threadsafe(self._on_status)
+                    loop.call_soon_threadsafe(self.on_status)
 
-        self._sender = HeartbeatSender(
-            state,
-            self.heartbeat_store,
-            ports.clock,
-            is_stalled=(lambda: False) if thread is None else thread.is_stalled,
-            on_status=on_status,
-        )
+        is_stalled = (lambda: False) if thread is None else thread.is_stalled
+        sender = HeartbeatSender(state, self.heartbeat_store, ports.clock, is_stalled, on_status)
         if thread is None:
-            self._task = self._group.create_task(self._sender.run(), name="heartbeats")
+            self._task = self._group.create_task(sender.run(), name="heartbeats")
         else:
-            guard = None
-            if self._running_calls is not None:
-                guard = ExitOnLeaseExpiry(state, ports.clock, self._running_calls, ports.emit)
-            thread.start(self._sender, guard)
-            self._thread = thread
+            work = [sender.run]
+            if self.running_calls is not None:
+                work.append(ExitOnLeaseExpiry(state, ports.clock, self.running_calls, ports.emit).run)
+            thread.start(*work)
             self._task = self._group.create_task(self._tick(thread), name="loop watch")
-        self._on_status()
+        self._sender, self._thread = sender, thread
+        self.on_status()
 
     async def _tick(self, thread: HeartbeatThread) -> None:
         while True:
@@ -711,8 +645,8 @@ class Fleet:
             self.loop_lags.add(self._clock.now_ms() - due_ms)
 
     def _wake_heartbeats(self) -> None:
-        if self._thread is not None:
-            self._thread.wake()
+        if self._sender is not None and self._thread is not None:
+            self._thread.call(self._sender.wake)
         elif self._sender is not None:
             self._sender.wake()
 

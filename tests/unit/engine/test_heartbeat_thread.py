@@ -14,9 +14,8 @@ from anabranch.events import LoopBlocked, LoopStalled, LoopUnblocked
 from stream_world import run, until
 
 
-class NoHeartbeats:
-    async def run(self):
-        await asyncio.Event().wait()
+async def no_heartbeats():
+    await asyncio.Event().wait()
 
 
 class SuspendingClock(SystemClock):
@@ -61,7 +60,7 @@ def block_until(condition):
 def test_a_blocked_loop_is_named_with_its_stack_and_so_is_one_whose_shards_are_given_up(said, event, stall_limit_ms):
     async def main():
         thread = HeartbeatThread(SystemClock(), stall_limit_ms, said.append)
-        thread.start(NoHeartbeats())
+        thread.start(no_heartbeats)
         block_until(lambda: any(isinstance(one, event) for one in said))
         thread.stop()
         assert thread.is_stalled() == (event is LoopStalled)
@@ -74,7 +73,7 @@ def test_a_blocked_loop_is_named_with_its_stack_and_so_is_one_whose_shards_are_g
 def test_a_loop_that_runs_again_is_said_to_once(said):
     async def main():
         thread = HeartbeatThread(SystemClock(), 3_600_000, said.append)
-        thread.start(NoHeartbeats())
+        thread.start(no_heartbeats)
         block_until(lambda: said)
 
         def has_ended():
@@ -95,7 +94,7 @@ def test_a_process_that_was_stopped_is_not_said_to_be_blocked(said):
         clock = SuspendingClock()
         thread = HeartbeatThread(clock, 1_000, said.append)
         clock.wake_main_loop = thread.tick
-        thread.start(NoHeartbeats())
+        thread.start(no_heartbeats)
         await until(lambda: clock.sleeps > 10, "some looks")
         thread.stop()
         assert said == []
@@ -110,7 +109,7 @@ def test_a_thread_that_cannot_start_leaves_no_caller_waiting(monkeypatch):
 
     monkeypatch.setattr(fleet.asyncio, "run", fail)
     thread = HeartbeatThread(SystemClock(), 1_000, lambda event: None)
-    thread.start(None)
+    thread.start()
     thread._thread.join()
     assert "too many open files" in str(thread.failure)
     assert thread.restart_reason == "the heartbeat thread has ended: OSError('too many open files')"

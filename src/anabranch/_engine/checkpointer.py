@@ -1,12 +1,13 @@
 """Commits finished records, and waits for running calls before a shard moves or the worker stops.
 
-One write per lease at a time, computed when it is sent, so an older position never overwrites a newer one. If the store
-is slow or unreachable, commits are late and an event reports that; handling continues.
+One write per lease at a time, computed when it is sent, so an older position never overwrites a newer one. While the
+store is slow or unreachable, handling continues, commits are late, and an event reports that.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 
 from anabranch._core.leases.plan import Write, Written
 from anabranch._core.session import Session
@@ -21,35 +22,37 @@ from anabranch.records import Record
 
 WRITES_AT_ONCE = 16
 MEMORY_INTERVAL = 1.0
-"""Seconds between two commits to a store that has them in memory, so that what it saves is not older than this."""
+"""Seconds between commits to a store that collects them in memory: what it saves is at most this old."""
 ADOPTIONS_MAX = 3
 """How often a write is repeated because an earlier write with a lost response turned out to have succeeded."""
 
 
+@dataclass(eq=False, repr=False)
 class Checkpointer:
     """Commits every interval, sooner if many records are finished, and at once when a shard ends or is handed over."""
 
-    def __init__(self, ports: Ports, fleet: Fleet, settings: CheckpointSettings, processor: Processor) -> None:
-        self._ports = ports
-        self._fleet = fleet
-        self._processor = processor
-        interval = settings.interval
+    _ports: Ports
+    _fleet: Fleet
+    _settings: CheckpointSettings
+    _processor: Processor
+    _dirty: dict[Session, None] = field(default_factory=dict)
+    _locks: dict[Session, asyncio.Lock] = field(default_factory=dict)
+    _failing_since_ms: int | None = None
+    has_lost: bool = False
+    """A lease was lost during the stop, with finished records that were not committed."""
+
+    def __post_init__(self) -> None:
+        store, interval = self._ports.store, self._settings.interval
         if interval is None:
             # A store that keeps commits in memory decides itself how often it saves them.
-            interval = MEMORY_INTERVAL if ports.store.seen_every else ports.store.checkpoint_interval
+            interval = MEMORY_INTERVAL if store.seen_every else store.checkpoint_interval
         self._interval_ms = round(interval * 1000)
-        self._records_max = settings.records
-        self._dirty: dict[Session, None] = {}
-        self._locks: dict[Session, asyncio.Lock] = {}
-        self._alarm = Alarm(ports.clock)
-        self._failing_since_ms: int | None = None
-        self.has_lost = False
-        """A lease was lost during the stop, with finished records that were not committed."""
+        self._alarm = Alarm(self._ports.clock)
 
     def mark_dirty(self, session: Session) -> None:
         """Records of this session finished."""
         self._dirty[session] = None
-        if session.uncommitted_count >= self._records_max or session.awaits_commit:
+        if session.uncommitted_count >= self._settings.records or session.awaits_commit:
             self._alarm.ring()
 
     def forget(self, session: Session) -> None:
@@ -148,20 +151,16 @@ FINAL_WRITE_MS = 10_000
 FINAL_WRITE_PAUSE_MS = 200
 
 
+@dataclass(eq=False, repr=False)
 class Drainer:
-    """Waits for running calls, up to a deadline: of one shard that is handed over or stopped, or of all shards when the
-    worker stops.
-    """
+    """Waits for running calls, up to a deadline: of one shard, or of all shards when the worker stops."""
 
-    def __init__(
-        self, clock: Clock, processor: Processor, letters: Callable[[], list[tuple[Session, Record[bytes]]]]
-    ) -> None:
-        """`letters` returns the records whose dead letters are being written."""
-        self._clock = clock
-        self._processor = processor
-        self._letters = letters
-        self._alarms: dict[Alarm, None] = {}
-        self._latest_ms: int | None = None
+    _clock: Clock
+    _processor: Processor
+    _letters: Callable[[], list[tuple[Session, Record[bytes]]]]
+    """Returns the records whose dead letters are being written."""
+    _alarms: dict[Alarm, None] = field(default_factory=dict)
+    _latest_ms: int | None = None
 
     def notify(self) -> None:
         """A call has ended."""
@@ -194,9 +193,7 @@ class Drainer:
         return left
 
     async def write_until_accepted(self, write: Callable[[], Awaitable[bool]], deadline_ms: int) -> bool:
-        """Repeats a write until the store accepts it or the time is up: a lost response must not cost the last commit
-        or leave leases to expire.
-        """
+        """Repeats a write until it is accepted or the time is up: a lost response must not cost the last commit."""
         give_up_ms = min(deadline_ms, self._clock.now_ms() + FINAL_WRITE_MS)
         while not await write():
             pause_until_ms = self._clock.now_ms() + FINAL_WRITE_PAUSE_MS

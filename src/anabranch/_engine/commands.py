@@ -6,6 +6,7 @@ owner of the lease applies them, and writes the result into the command's row.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from msgspec.structs import replace
@@ -29,25 +30,17 @@ GIVE_UP_MS: Final = 30_000
 RETRY_MS: Final = 500
 
 
+@dataclass(eq=False, repr=False)
 class Commands:
-    def __init__(
-        self,
-        ports: Ports,
-        fleet: Fleet,
-        checkpointer: Checkpointer,
-        letters: DeadLettering,
-        changes: Changes,
-        sessions: Mapping[LeaseKey, Session],
-    ) -> None:
-        self._ports = ports
-        self._fleet = fleet
-        self._checkpointer = checkpointer
-        self._letters = letters
-        self._changes = changes
-        self._sessions = sessions
-        self._seen_ms: dict[str, int] = {}
-        """When each command was first seen."""
-        self._busy: dict[str, None] = {}
+    _ports: Ports
+    _fleet: Fleet
+    _checkpointer: Checkpointer
+    _letters: DeadLettering
+    _changes: Changes
+    _sessions: Mapping[LeaseKey, Session]
+    _seen_ms: dict[str, int] = field(default_factory=dict)
+    """When each command was first seen."""
+    _busy: dict[str, None] = field(default_factory=dict)
 
     def due(self, commands: Sequence[ControlRow]) -> list[ControlRow]:
         """The pending commands that this worker must apply and answer now."""

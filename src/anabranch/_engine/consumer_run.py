@@ -9,7 +9,7 @@ import asyncio
 import sys
 import weakref
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from msgspec.structs import replace
@@ -77,6 +77,7 @@ from anabranch.reports import ConsumerMeasures, ConsumerStatus, ShardState, Stop
 
 T = TypeVar("T")
 
+TASK_NAME = "anabranch consumer"
 CANCEL_GRACE_MS = 2_000
 """How long calls may take to end after the run was cancelled."""
 LOOK_EVERY_MS = 1_000
@@ -136,6 +137,7 @@ class RunPlan:
     """Settings that are not the default, for the log."""
 
 
+@dataclass(eq=False, repr=False)
 class FenceWatch:
     """Cancels running calls when the fence passes, and reports those that outlive the grace period.
 
@@ -143,13 +145,12 @@ class FenceWatch:
     fence, so the timer only triggers a re-check.
     """
 
-    def __init__(self, ports: Ports, scheduler: Scheduler, fleet: Fleet, processor: Processor) -> None:
-        self._ports = ports
-        self._scheduler = scheduler
-        self._fleet = fleet
-        self._processor = processor
-        self._reported: dict[tuple[Session, Position], None] = {}
-        """Calls that were reported and still run."""
+    _ports: Ports
+    _scheduler: Scheduler
+    _fleet: Fleet
+    _processor: Processor
+    _reported: dict[tuple[Session, Position], None] = field(default_factory=dict)
+    """Calls that were reported and still run."""
 
     def schedule(self) -> None:
         """Sets the timer, after each acknowledged heartbeat."""
@@ -169,9 +170,7 @@ class FenceWatch:
             self.report_running()
 
     def on_lost(self, session: Session) -> None:
-        """Another member has the lease. Handler calls are cancelled, and reported if they outlive the grace period. The
-        caller's own loop cannot be cancelled and is reported at once.
-        """
+        """Another member has the lease: reports its calls here, at once in a loop, else after the grace period."""
         if self._processor.is_loop:
             self.report_running(session)
         elif any(owner is session for owner, _ in self._processor.running()):
@@ -207,53 +206,49 @@ class _LeftError(Exception):
     """The worker has left the fleet. Raised in the task group, to cancel what still runs there."""
 
 
+@dataclass(eq=False, repr=False)
 class ConsumerRun:
-    def __init__(
-        self,
-        ports: Ports,
-        plan: RunPlan,
-        mode: EngineMode,
-        options: HandlerOptions,
-        budget: Budget,
-        *,
-        claim: Callable[["ConsumerRun"], bool] = lambda _: True,
-    ) -> None:
-        """`claim` is called when an iteration starts the run, maybe long after `__init__`. It returns False if the run
-        was stopped before that.
-        """
-        self._claim = claim
-        self._ports = ports
-        self._plan = plan
-        self._options = options
-        self._budget = budget
-        self._settings = plan.settings
-        self.scheduler = Scheduler(ports.clock, self._on_callback_error)
-        self.sessions: dict[LeaseKey, Session] = {}
-        self._service_clock = ServiceClock()
-        self._counted_before = Counters()
-        """The counters of leases that this run no longer holds."""
-        self._taken_count = self._given_count = self._lost_count = 0
+    _ports: Ports
+    _plan: RunPlan
+    _mode: EngineMode
+    _options: HandlerOptions
+    _budget: Budget
+    _: KW_ONLY
+    claim: Callable[["ConsumerRun"], bool] = lambda _: True
+    """Called when an iteration starts the run, maybe long after it was created. Returns False if it was stopped before.
+    """
+    sessions: dict[LeaseKey, Session] = field(default_factory=dict)
+    _service_clock: ServiceClock = field(default_factory=ServiceClock)
+    _counted_before: Counters = field(default_factory=Counters)
+    """The counters of leases that this run no longer holds."""
+    _taken_count: int = 0
+    _given_count: int = 0
+    _lost_count: int = 0
+    _iteration: Callable[[], Iteration[Any] | None] = lambda: None
+    _abandoned: tuple[Record[bytes], ...] = ()
+    _is_paused: bool = False
+    _stop_deadline_ms: int | None = None
+    has_joined: bool = False
+    _joined_ms: int = 0
+    is_stopping: bool = False
+    _stop_report: StopReport | None = None
+    _end_reason: str | None = None
+    """Why it stopped by itself; None if it did not."""
+    _failure_is_seen: bool = False
+
+    def __post_init__(self) -> None:
+        self._settings = self._plan.settings
+        self.scheduler = Scheduler(self._ports.clock, self._on_callback_error)
         self._group = asyncio.TaskGroup()
-        self._make_parts(mode, options)
         self._host = BackgroundTask()
-        self._iteration: Callable[[], Iteration[Any] | None] = lambda: None
-        self._abandoned: tuple[Record[bytes], ...] = ()
-        self._is_paused = False
-        self._stop = Alarm(ports.clock)
-        self._stop_deadline_ms: int | None = None
+        self._stop = Alarm(self._ports.clock)
         self._start_finished = asyncio.Event()
         """Set when the worker has joined, or has failed to."""
-        self.has_joined = False
-        self._joined_ms = 0
-        self.is_stopping = False
-        self._stop_report: StopReport | None = None
-        self._end_reason: str | None = None
-        """Why it stopped by itself; None if it did not."""
-        self._failure_is_seen = False
+        self._make_parts()
 
-    def _make_parts(self, mode: EngineMode, options: HandlerOptions) -> None:
+    def _make_parts(self) -> None:
         ports, plan, settings, scheduler = self._ports, self._plan, self._settings, self.scheduler
-        self.fleet = Fleet(
+        fleet = self.fleet = Fleet(
             ports,
             plan.timing,
             plan.profile,
@@ -264,51 +259,38 @@ class ConsumerRun:
             describe=self._describe,
             running_calls=self._running_calls if settings.leases.on_zombie == "exit" else None,
         )
-        self._changes = Changes(scheduler, self._on_session_changed)
-        self.processor = self._make_processor(mode, options)
-        self._fence_watch = FenceWatch(ports, scheduler, self.fleet, self.processor)
-        self._discovery = ShardDiscovery(ports, self.fleet, plan.streams, plan.start, settings)
-        self._checkpointer = Checkpointer(ports, self.fleet, settings.checkpoints, self.processor)
-        self._letters = DeadLettering(
-            ports,
-            plan.app.app,
-            self.fleet,
-            self._checkpointer,
-            self.processor.queue,
-            self._changes,
-            self._discovery.created_seconds_of,
+        changes = self._changes = Changes(scheduler, self._on_session_changed)
+        processor = self.processor = self._make_processor(self._mode, self._options)
+        self._fence_watch = FenceWatch(ports, scheduler, fleet, processor)
+        discovery = self._discovery = ShardDiscovery(ports, fleet, plan.streams, plan.start, settings)
+        checkpointer = self._checkpointer = Checkpointer(ports, fleet, settings.checkpoints, processor)
+        letters = self._letters = DeadLettering(
+            ports, fleet, checkpointer, processor.queue, changes, discovery.created_seconds_of
         )
-        self._drainer = Drainer(ports.clock, self.processor, self._letters.running)
-        self._commands = Commands(ports, self.fleet, self._checkpointer, self._letters, self._changes, self.sessions)
+        drainer = self._drainer = Drainer(ports.clock, processor, letters.running)
+        self._commands = Commands(ports, fleet, checkpointer, letters, changes, self.sessions)
         self._registration: FanOutRegistration | None = None
-        self._reader = self._make_reader()
-        self._handover = ShardHandover(
-            ports, self.fleet, self._checkpointer, self._drainer, self.processor, settings.leases
-        )
-        self._quarantine = Quarantine(ports, self.fleet, self._checkpointer, self.processor, self._changes)
+        reader = self._reader = self._make_reader()
+        self._handover = ShardHandover(ports, fleet, checkpointer, drainer, processor, settings.leases)
+        self._quarantine = Quarantine(ports, fleet, checkpointer, processor, changes)
         self._stop_watcher = StopWatcher(
-            ports.clock, plan.stop_conditions, self.sessions, self.fleet, self._discovery, self._reader, self.processor
+            ports.clock, plan.stop_conditions, self.sessions, fleet, discovery, reader, processor
         )
-        self._reports = ShardReports(
-            ports.emit, self.processor, self._reader, self._service_clock, self._letters.reasons
-        )
+        self._reports = ShardReports(ports.emit, processor, reader, self._service_clock, letters.reasons)
         self._monitor = RunMonitor(plan.alerts, ports.clock.now_ms())
 
     def _make_reader(self) -> Reader:
-        ports, plan, scheduler, fleet, changes = self._ports, self._plan, self.scheduler, self.fleet, self._changes
+        ports, plan, scheduler, budget, group = self._ports, self._plan, self.scheduler, self._budget, self._group
+        fleet, discovery, changes = self.fleet, self._discovery, self._changes
         results = self._read_results = ReadResults(
-            ports, self._budget, fleet, self._discovery, changes, self.sessions, self._service_clock
+            ports, budget, fleet, discovery, changes, self.sessions, self._service_clock
         )
-        polling = PollingReader(
-            ports, scheduler, self._budget, self._group, self._discovery, changes, results, plan.pace
-        )
+        polling = PollingReader(ports, scheduler, budget, group, discovery, changes, results, plan.pace)
         if plan.fanout is None:
             return polling
         timeout_ms = round(self._settings.start_timeout * 1000)
-        self._registration = FanOutRegistration(ports, fleet, plan.fanout, start_timeout_ms=timeout_ms)
-        return FanOutReader(
-            ports, scheduler, self._budget, self._group, fleet, changes, results, self._registration, polling
-        )
+        registration = self._registration = FanOutRegistration(ports, fleet, plan.fanout, timeout_ms)
+        return FanOutReader(ports, scheduler, budget, group, fleet, changes, results, registration, polling)
 
     def _make_processor(self, mode: EngineMode, options: HandlerOptions) -> Processor:
         ports, scheduler, checkpoints = self._ports, self.scheduler, self._settings.checkpoints
@@ -333,31 +315,21 @@ class ConsumerRun:
                 options.order,
                 LaneLimits(open_keys_max=open_keys_max, replay_bytes_max=checkpoints.replay_bytes_max),
             )
+        on_error = self._on_callback_error
         return Dispatcher(
-            ports,
-            self.fleet,
-            scheduler,
-            queue,
-            self._changes,
-            delivery,
-            mode.call,
-            options,
-            on_error=self._on_callback_error,
+            ports, self.fleet, scheduler, queue, self._changes, delivery, mode.call, options, on_error=on_error
         )
 
     # starting
 
     async def start(self) -> None:
         """Returns when the worker has joined, or raises why it could not."""
-        self._launch()
+        self._host.start(self._run(), TASK_NAME)
         try:
             await self._joined()
         except asyncio.CancelledError:
             await self.cancel()
             raise
-
-    def _launch(self) -> None:
-        self._host.start(self._run(), "anabranch consumer")
 
     async def _joined(self) -> None:
         await self._start_finished.wait()
@@ -484,9 +456,9 @@ class ConsumerRun:
     async def _begin_iteration(self) -> bool:
         """The first step of the caller's loop. Returns False if the run was stopped before."""
         if not self._host.is_started:
-            if not self._claim(self):
+            if not self.claim(self):
                 return False
-            self._launch()
+            self._host.start(self._run(), TASK_NAME)
         await self._joined()
         assert isinstance(self.processor, RecordIterator | ManualIterator)
         self.processor.begin()
@@ -650,9 +622,7 @@ class ConsumerRun:
             self._attach_failure(error)
 
     async def stop_after_cancel(self, cancelled: asyncio.CancelledError) -> None:
-        """The task that waits for the run was cancelled: cancels the calls, commits, and frees the leases, so that
-        nobody has to wait for their expiry. A second cancellation ends it at once.
-        """
+        """The waiting task was cancelled: cancels calls, commits, frees the leases. Cancelled again, ends at once."""
         try:
             if self._host.is_running and self.has_joined:
                 self.stop_by(self._ports.clock.now_ms() + CANCEL_GRACE_MS)

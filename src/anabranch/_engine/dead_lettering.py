@@ -7,6 +7,7 @@ the record's key or shard is stalled, and the reason says why.
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final
 
 from anabranch._core.backoff import backoff_ms
@@ -30,40 +31,30 @@ WRITE_SECONDS_MAX: Final = 60.0
 """A write that takes longer has failed. Writing a letter again does no harm."""
 
 
+@dataclass(eq=False, repr=False)
 class _OpenLetter:
     """A letter that is not finished yet."""
 
-    def __init__(self, session: Session, pending: PendingLetter, alarm: Alarm) -> None:
-        self.session = session
-        self.pending = pending
-        self.alarm = alarm
-        self.is_writing = True
-        """Not while it waits for a destination that did not accept it."""
-        self.is_skipped = False
-        self.reason: LetterNotWritten | None = None
+    session: Session
+    pending: PendingLetter
+    alarm: Alarm
+    is_writing: bool = True
+    """Not while it waits for a destination that did not accept it."""
+    is_skipped: bool = False
+    reason: LetterNotWritten | None = None
 
 
+@dataclass(eq=False, repr=False)
 class DeadLettering:
-    def __init__(
-        self,
-        ports: Ports,
-        app: str,
-        fleet: Fleet,
-        checkpointer: Checkpointer,
-        queue: WorkQueue,
-        changes: Changes,
-        created_seconds_of: Callable[[Session], float],
-    ) -> None:
-        """`created_seconds_of` returns when the session's stream was created."""
-        self._ports = ports
-        self._app = app
-        self._fleet = fleet
-        self._checkpointer = checkpointer
-        self._queue = queue
-        self._changes = changes
-        self._created_seconds_of = created_seconds_of
-        self._open: dict[tuple[Session, Position], _OpenLetter] = {}
-        self._last_ms: int | None = None
+    _ports: Ports
+    _fleet: Fleet
+    _checkpointer: Checkpointer
+    _queue: WorkQueue
+    _changes: Changes
+    _created_seconds_of: Callable[[Session], float]
+    """Returns when the session's stream was created."""
+    _open: dict[tuple[Session, Position], _OpenLetter] = field(default_factory=dict)
+    _last_ms: int | None = None
 
     @property
     def _destination(self) -> LetterDestination:
@@ -176,7 +167,7 @@ class DeadLettering:
     def _letter(self, letter: _OpenLetter) -> Letter:
         session, pending = letter.session, letter.pending
         return make_letter(
-            app=self._app,
+            app=self._fleet.app.app,
             stream=session.stream.name,
             stream_created_seconds=self._created_seconds_of(session),
             shard_id=session.shard_id,

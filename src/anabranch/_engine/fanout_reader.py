@@ -7,7 +7,7 @@ filters records that both bring.
 """
 
 import asyncio
-from collections.abc import Awaitable
+from dataclasses import dataclass, field
 from math import floor
 from typing import TypeAlias
 
@@ -26,19 +26,13 @@ from anabranch._engine.clock import Alarm, Scheduler
 from anabranch._engine.fanout_registration import FanOutRegistration
 from anabranch._engine.fleet import Fleet
 from anabranch._engine.polling_reader import PollingReader
-from anabranch._engine.read_results import ReadError, ReadResults
+from anabranch._engine.read_results import READ_ERRORS, ReadError, ReadResults
+from anabranch._engine.tasks import start_in_group
 from anabranch._engine.work_queue import Changes
 from anabranch._ports import Ports, ShardSubscription
 from anabranch._wire.messages import SubscribeToShardEvent
 from anabranch.budget import Budget
-from anabranch.errors import (
-    AnabranchError,
-    CredentialsError,
-    FanOutError,
-    LeaseStoreError,
-    ServiceError,
-    TransportError,
-)
+from anabranch.errors import AnabranchError, FanOutError, LeaseStoreError, ServiceError, TransportError
 from anabranch.events import FanOutFellBack, FanOutReturned, SubscriptionEnded
 from anabranch.limits import MIB
 from anabranch.reports import SubscriptionState
@@ -51,54 +45,43 @@ EVENT_BYTES_MAX = 2 * MIB
 """What a usual event takes in memory: up to 1 MiB of records, and the overhead of each."""
 
 
+@dataclass(eq=False, repr=False)
 class _SubscribedShard:
     """One shard and its subscription."""
 
-    def __init__(self, session: Session, subscription: Subscription, alarm: Alarm) -> None:
-        self.session = session
-        self.subscription = subscription
-        self.alarm = alarm
-        """Rings when something changed: there is room, a pause, a declined hand-over."""
-        self.health = ReadHealth()
-        self.stream: ShardSubscription | None = None
-        self.accepted_ms = 0
-        self.made_seconds = 0.0
-        """The earliest time at which the service can have made the last event, by its clock."""
-        self.is_silent = False
-        self.wanted_bytes = 0
-        """What the next event needs in the budget."""
-        self.awaits_budget = False
-        """Whether the budget will call back when it has room."""
-        self.restart_count = 0
-        self.task: asyncio.Task[None] | None = None
+    session: Session
+    subscription: Subscription
+    alarm: Alarm
+    """Rings when something changed: there is room, a pause, a declined hand-over."""
+    health: ReadHealth = field(default_factory=ReadHealth)
+    stream: ShardSubscription | None = None
+    accepted_ms: int = 0
+    made_seconds: float = 0.0
+    """The earliest time at which the service can have made the last event, by its clock."""
+    is_silent: bool = False
+    wanted_bytes: int = 0
+    """What the next event needs in the budget."""
+    awaits_budget: bool = False
+    """Whether the budget will call back when it has room."""
+    restart_count: int = 0
+    task: asyncio.Task[None] | None = None
 
 
+@dataclass(eq=False, repr=False)
 class FanOutReader:
-    def __init__(
-        self,
-        ports: Ports,
-        scheduler: Scheduler,
-        budget: Budget,
-        group: asyncio.TaskGroup,
-        fleet: Fleet,
-        changes: Changes,
-        results: ReadResults,
-        registration: FanOutRegistration,
-        polling: PollingReader,
-    ) -> None:
-        self._ports = ports
-        self._scheduler = scheduler
-        self._budget = budget
-        self._group = group
-        self._fleet = fleet
-        self._changes = changes
-        self._results = results
-        self._registration = registration
-        self._polling = polling
-        self._shards: dict[Session, _SubscribedShard] = {}
-        self._last_first_ms: int | None = None
-        """The latest time that was given to the first subscription of a shard."""
-        self.is_paused = False
+    _ports: Ports
+    _scheduler: Scheduler
+    _budget: Budget
+    _group: asyncio.TaskGroup
+    _fleet: Fleet
+    _changes: Changes
+    _results: ReadResults
+    _registration: FanOutRegistration
+    _polling: PollingReader
+    _shards: dict[Session, _SubscribedShard] = field(default_factory=dict)
+    _last_first_ms: int | None = None
+    """The latest time that was given to the first subscription of a shard."""
+    is_paused: bool = False
 
     # what the run asks for
 
@@ -108,13 +91,9 @@ class FanOutReader:
         due_at_ms = first_at_ms(now_ms, self._last_first_ms, self._ports.entropy)
         self._last_first_ms = max(due_at_ms, self._last_first_ms or 0)
         shard = _SubscribedShard(session, Subscription(name, due_at_ms), Alarm(self._ports.clock))
-        work = self._read(shard)
-        try:
-            shard.task = self._group.create_task(work, name=f"subscription {session.shard_id}")
-        except RuntimeError:  # the group is shutting down
-            work.close()
-            return
-        self._shards[session] = shard
+        shard.task = start_in_group(self._group, self._read(shard), f"subscription {session.shard_id}")
+        if shard.task is not None:
+            self._shards[session] = shard
 
     def remove(self, session: Session) -> None:
         """Ends the subscription at once: the next owner may subscribe now."""
@@ -217,7 +196,7 @@ class FanOutReader:
             shard.made_seconds = shard.stream.server_seconds or 0.0
             self._accept_subscription(shard)
             await self._receive(shard, shard.stream)
-        except (ServiceError, TransportError, CredentialsError) as raised:
+        except READ_ERRORS as raised:
             error = raised
         finally:
             stream, shard.stream = shard.stream, None
@@ -254,9 +233,7 @@ class FanOutReader:
     # events
 
     async def _receive(self, shard: _SubscribedShard, stream: ShardSubscription) -> None:
-        """Returns when the subscription expired, the shard has ended, there is no room, or the shard may not be read
-        any more.
-        """
+        """Returns when the subscription or the shard has ended, there is no room, or it may not be read any more."""
         while (event_bytes := await stream.next_bytes()) is not None and self._may_read(shard):
             shard.wanted_bytes = event_reserve_bytes(event_bytes)
             if not await self._reserve(shard):
@@ -272,7 +249,7 @@ class FanOutReader:
         """
         session, reserved = shard.session, shard.wanted_bytes
         try:
-            event = await self._traced_event(session, stream)
+            event = await self._results.traced("SubscribeToShard", session, stream.receive())
             if event is None:
                 return True
             page = self._page(shard, event)
@@ -287,16 +264,10 @@ class FanOutReader:
             shard.subscription.finish()
         return not page.is_end and not _is_too_old(session, page)
 
-    def _traced_event(self, session: Session, stream: ShardSubscription) -> Awaitable[SubscribeToShardEvent | None]:
-        tracing, receive = self._ports.tracing, stream.receive()
-        if tracing is None:
-            return receive
-        return tracing.receive("SubscribeToShard", session.stream.name, session.shard_id, receive)
-
     def _page(self, shard: _SubscribedShard, event: SubscribeToShardEvent) -> ReadPage:
-        """An event does not say when it was made: after its last record arrived, after the subscription was accepted,
-        and maybe long before now, if this process was suspended. We know the service's clock to the second, so the time
-        of the event is rounded down, and the present time, which tells what may be trimmed, is rounded up.
+        """An event does not say when the service made it: after its last record arrived and the subscription was
+        accepted, but maybe long ago, if this process was suspended. We know the service's clock to the second. So the
+        time of the event is rounded down, and the present time, which decides what may be trimmed, is rounded up.
         """
         clock, stream = self._ports.clock, shard.stream
         began_seconds = None if stream is None else stream.server_seconds
@@ -397,7 +368,7 @@ class FanOutReader:
         if not subscription.is_polled and subscription.reason is not None:
             session.report(subscription.reason)
             if error is not None and outcome in {"broken", "silent", "failed", "key_denied"}:
-                self._results.report(session, shard.health, error, failures, subscription.reason)
+                self._results.report(session, shard.health, error, failures)
                 return
         if failures & (failures - 1) == 0:  # reports the 1st, 2nd, 4th, 8th, ...
             self._ports.emit(SubscriptionEnded(**session.names, error=text, failure_count=failures))
@@ -424,7 +395,7 @@ class FanOutReader:
         known = self._registration.of(stream_key)
         try:
             await self._registration.check(stream_key)
-        except (ServiceError, TransportError, CredentialsError, LeaseStoreError, FanOutError):
+        except (*READ_ERRORS, LeaseStoreError, FanOutError):
             return  # the next subscription fails in the same way, and tries again
         if self._registration.of(stream_key) != known:
             shard.subscription.subscribe_soon(self._ports.clock.now_ms())

@@ -7,22 +7,14 @@ before it reads the registration, so a worker that removes the consumer sees it.
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from msgspec.structs import replace
 
 from anabranch._core.leases.store_calls import NoAnswer, PollStore, ReadStreams, StoreCall, WriteStream
-from anabranch._core.reading.registration import (
-    LOOK_EVERY_MS,
-    Found,
-    Ready,
-    Store,
-    may_remove,
-    next_step,
-    own_name,
-)
+from anabranch._core.reading.registration import LOOK_EVERY_MS, Found, Ready, Store, may_remove, next_step, own_name
 from anabranch._engine.fleet import Fleet
 from anabranch._engine.shard_discovery import CoalescedCall, retry_kinesis_call
 from anabranch._model.leases import FanOutConsumer, StreamRow
@@ -62,14 +54,14 @@ class FanOutPlan:
     """No later run can use the consumer, so a run that fails removes it, too."""
 
 
+@dataclass(eq=False, repr=False)
 class FanOutRegistration:
-    def __init__(self, ports: Ports, fleet: Fleet, plan: FanOutPlan, *, start_timeout_ms: int) -> None:
-        self._ports = ports
-        self._fleet = fleet
-        self._plan = plan
-        self._start_timeout_ms = start_timeout_ms
-        self._consumers: dict[str, FanOutConsumer] = {}
-        self._checks: dict[str, CoalescedCall] = {}
+    _ports: Ports
+    _fleet: Fleet
+    _plan: FanOutPlan
+    _start_timeout_ms: int
+    _consumers: dict[str, FanOutConsumer] = field(default_factory=dict)
+    _checks: dict[str, CoalescedCall] = field(default_factory=dict)
 
     def of(self, stream_key: str) -> FanOutConsumer:
         return self._consumers[stream_key]
@@ -100,38 +92,26 @@ class FanOutRegistration:
             is_own = self._plan.name is None
             step = next_step(name, row.fanout, found, waited_ms=waited_ms, is_own=is_own)
             if isinstance(step, Ready):
-                self._note(row, FanOutConsumer(name=name, arn=step.arn, state="registered"))
+                consumer = FanOutConsumer(name=name, arn=step.arn, state="registered")
+                if self._consumers.get(stream_key) != consumer:
+                    self._consumers[stream_key] = consumer
+                    self._ports.emit(ConsumerRegistered(stream=row.name, consumer=name, arn=step.arn))
                 return
-            if step == "look_again" and waited_ms >= self._start_timeout_ms:
-                status = found if isinstance(found, str) else found.status
-                raise TransportError(
-                    f"consumer {name} of stream {row.name} is still {status} after "
-                    f"{self._start_timeout_ms / 1000:.0f} s (start_timeout)"
-                )
-            found = await self._perform(step, row, name)
-
-    def _note(self, row: StreamRow, consumer: FanOutConsumer) -> None:
-        if self._consumers.get(row.stream_key) != consumer:
-            self._consumers[row.stream_key] = consumer
-            self._ports.emit(ConsumerRegistered(stream=row.name, consumer=consumer.name, arn=consumer.arn))
-
-    async def _perform(
-        self, step: Literal["look", "look_again", "register"] | Store, row: StreamRow, name: str
-    ) -> Found:
-        """Returns what is known about the consumer afterwards."""
-        clock = self._ports.clock
-        match step:
-            case "look":
-                return await self._look(row, name)
-            case "look_again":
-                await clock.sleep_until_ms(clock.now_ms() + LOOK_EVERY_MS)
-                return await self._look(row, name)
-            case "register":
-                await self._register(row, name)
-                return await self._look(row, name)
-            case Store():
+            if isinstance(step, Store):
                 await self._store(row, step.fanout)
-                return "unknown"
+                found = "unknown"
+                continue
+            if step == "look_again":
+                if waited_ms >= self._start_timeout_ms:
+                    status = found if isinstance(found, str) else found.status
+                    raise TransportError(
+                        f"consumer {name} of stream {row.name} is still {status} after "
+                        f"{self._start_timeout_ms / 1000:.0f} s (start_timeout)"
+                    )
+                await clock.sleep_until_ms(clock.now_ms() + LOOK_EVERY_MS)
+            elif step == "register":
+                await self._register(row, name)
+            found = await self._look(row, name)
 
     # the service
 
@@ -183,9 +163,7 @@ class FanOutRegistration:
         return await self._ask(WriteStream(replace(row, fanout=fanout), row.version))
 
     async def _ask(self, call: StoreCall[T]) -> T:
-        """Repeats the call until it has an answer. If the answer to a write was lost, the repeated write fails its
-        condition, and the caller reads the row again.
-        """
+        """Repeats the call until it has an answer. A repeated write may fail its condition: the caller reads again."""
         clock, tries = self._ports.clock, 0
         while True:
             answer = await self._fleet.ask(call)
@@ -199,9 +177,7 @@ class FanOutRegistration:
     # the end
 
     async def remove(self, deadline_ms: int) -> None:
-        """Removes what the application registered, if no other worker is alive. Call after this worker has left. Gives
-        up at the deadline, but not within the first seconds.
-        """
+        """Removes what the application registered, if no other worker is alive. Call after this worker has left."""
         if not self._plan.removes or self._plan.arn is not None:
             return
         seconds = max(deadline_ms - self._ports.clock.now_ms(), REMOVAL_MS_MIN) / 1000

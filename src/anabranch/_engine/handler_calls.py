@@ -17,6 +17,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from traceback import StackSummary, walk_stack
@@ -39,8 +40,8 @@ from anabranch.records import Context, Record
 
 
 class HandlerOptions:
-    """How the user wants records handled. A record is decoded for each attempt; `decode` is None if the value of a
-    record is its data. A payload that does not decode is never retried.
+    """How the user wants records handled. A record is decoded for each attempt, unless its value is its data (`decode`
+    is None). A payload that does not decode is never retried.
     """
 
     def __init__(
@@ -54,9 +55,7 @@ class HandlerOptions:
         self.decode = None if decode is None else _record_decoder(decode)
 
     def decode_leading(self, records: list[Record[bytes]]) -> tuple[list[Record[Any]], UndecodableError | None]:
-        """The records before the first that does not decode, and its error. The list is a copy: a handler may change
-        it.
-        """
+        """The records before the first that does not decode, and its error. A handler may change the list."""
         decode = self.decode
         if decode is None:
             return records.copy(), None
@@ -165,17 +164,17 @@ IGNORED_AFTER_MS: Final = 1_000
 """How long a call may take to end after its timeout before we report that it ignores the timeout."""
 
 
+@dataclass(eq=False, repr=False)
 class TimeLimit:
     """The handler timeout. At the timeout a call is stopped: an async call is cancelled, a process is killed.
     Its record is retried only after the call has ended (rule D3). So a call that continues, in a thread or despite its
     cancellation, blocks its key or shard; it is reported with its place in the code.
     """
 
-    def __init__(self, clock: Clock, seconds: float | None) -> None:
-        self._clock = clock
-        self.seconds = seconds
-        """None: no limit."""
-        self._due_ms: dict[asyncio.Task[Any], int] = {}
+    _clock: Clock
+    seconds: float | None
+    """None: no limit."""
+    _due_ms: dict[asyncio.Task[Any], int] = field(default_factory=dict)
 
     @asynccontextmanager
     async def of_call(self) -> AsyncIterator[None]:
@@ -391,7 +390,8 @@ class HandlerCall:
         self._threads = None if self.is_cancellable else DaemonThreads(threads, "anabranch-handler")
         self._thread_ids: dict[asyncio.Task[Any] | None, int] = {}
         """The thread that runs the call of each task."""
-        self._closed = False
+        self.is_given_up = False
+        """Whether calls that still run are not waited for any more."""
 
     async def __call__(
         self, item: Any, context: Context | None, may_start: Callable[[], bool], limit: Limit = nullcontext
@@ -424,7 +424,7 @@ class HandlerCall:
             result = await asyncio.shield(pending)
         except asyncio.CancelledError:
             # Threads cannot be cancelled: the record must not be retried while the call runs (rule D3).
-            while not (pending.done() or self._closed):
+            while not (pending.done() or self.is_given_up):
                 await asyncio.wait([pending], timeout=END_POLL_SECONDS)
             raise
         finally:
@@ -434,11 +434,9 @@ class HandlerCall:
         return result
 
     def stack(self, task: "asyncio.Task[Any]", coroutine: Any = None) -> StackSummary:
-        """Where in the code this task's call is now. Pass the coroutine if the task does not await it directly.
-        Calls in other processes cannot be seen.
-        """
+        """Where in the code this task's call is now. Pass the coroutine if the task does not await it directly."""
         if self._processes is not None:
-            return StackSummary()
+            return StackSummary()  # it cannot be seen from here
         if self._threads is not None:
             return thread_stack(self._thread_ids.get(task))
         return coroutine_stack(task.get_coro() if coroutine is None else coroutine)
@@ -448,16 +446,12 @@ class HandlerCall:
         """Whether the caller runs inside a handler call in a thread."""
         return threading.get_ident() in tuple(self._thread_ids.values())
 
-    @property
-    def is_given_up(self) -> bool:
-        return self._closed
-
     def give_up(self) -> None:
         """Stops waiting for calls that still run."""
-        self._closed = True
+        self.is_given_up = True
 
     def close(self) -> None:
-        self._closed = True
+        self.is_given_up = True
         if self._processes is not None:
             self._processes.close()
         if self._threads is not None:
@@ -465,9 +459,7 @@ class HandlerCall:
 
 
 async def clear_cancellation(task: "asyncio.Task[Any]", is_ending: Callable[[], bool]) -> None:
-    """Undoes what a handler call did to its task (a pending cancellation, or one it caught), so the next call is not
-    affected. The task ends only if the worker is ending.
-    """
+    """Undoes a cancellation that a call left on its task, pending or caught. Ends the task if the worker ends."""
     if not is_ending():
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(0)

@@ -5,6 +5,8 @@ drain in time is declined; with `hand_off="force"` its calls are cancelled inste
 call for its shard runs (rule L12).
 """
 
+from dataclasses import dataclass
+
 from anabranch._core.session import Session
 from anabranch._engine.checkpointer import Checkpointer, Drainer
 from anabranch._engine.fleet import Fleet
@@ -19,23 +21,17 @@ from anabranch.records import Record
 RETRY_MS = 1_000
 
 
+@dataclass(eq=False, repr=False)
 class ShardHandover:
-    def __init__(
-        self,
-        ports: Ports,
-        fleet: Fleet,
-        checkpointer: Checkpointer,
-        drainer: Drainer,
-        processor: Processor,
-        settings: LeaseSettings,
-    ) -> None:
-        self._ports = ports
-        self._fleet = fleet
-        self._checkpointer = checkpointer
-        self._drainer = drainer
-        self._processor = processor
-        self._deadline_ms = round(settings.drain_deadline * 1000)
-        self._forces = settings.hand_off == "force"
+    _ports: Ports
+    _fleet: Fleet
+    _checkpointer: Checkpointer
+    _drainer: Drainer
+    _processor: Processor
+    _settings: LeaseSettings
+
+    def __post_init__(self) -> None:
+        self._deadline_ms = round(self._settings.drain_deadline * 1000)
 
     async def stop_shard(self, session: Session) -> None:
         """Waits for running calls, commits and frees the buffers, but keeps the lease (rule D4)."""
@@ -74,7 +70,7 @@ class ShardHandover:
         """Gives the lease to the member that asked for it. Returns False if the shard stays here."""
         clock = self._ports.clock
         left = await self._drainer.wait([session], clock.now_ms() + self._deadline_ms)
-        if left and self._forces:
+        if left and self._settings.hand_off == "force":
             left = await self._end_calls(session, request, len(left))
         if self._fleet.is_draining:
             return True  # the worker is stopping, and frees its leases when it leaves

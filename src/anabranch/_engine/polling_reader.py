@@ -9,13 +9,13 @@ tasks do all reads, so a poll creates none.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable
+from dataclasses import dataclass, field
 from functools import partial
 
 from anabranch._core.reading.pace import Pace, PaceLimits, ReadHealth
 from anabranch._core.session import BUDGET_FULL_MS, ReadPage, Session
 from anabranch._engine.clock import Scheduler
-from anabranch._engine.read_results import ReadError, ReadResults
+from anabranch._engine.read_results import READ_ERRORS, ReadError, ReadResults
 from anabranch._engine.shard_discovery import ShardDiscovery
 from anabranch._engine.tasks import start_in_group
 from anabranch._engine.work_queue import Changes
@@ -24,72 +24,60 @@ from anabranch.budget import READ_RESERVE_BYTES, TIP_MS_MAX, Budget
 from anabranch.errors import (
     AccessDeniedError,
     AnabranchError,
-    CredentialsError,
     ExpiredIteratorError,
     InvalidRequestError,
     ServiceError,
     StreamNotFoundError,
     ThrottledError,
-    TransportError,
 )
 from anabranch.limits import GET_RECORDS_BYTES_MAX
 from anabranch.reasons import PollingDenied, ReadsFailing, ReadsThrottled, Reason
 from anabranch.reports import SubscriptionState
 
 
+@dataclass(eq=False, repr=False)
 class _PolledShard:
     """One shard and how it is polled."""
 
-    def __init__(self, session: Session, pace: Pace, fallback_reason: Reason | None) -> None:
-        self.session = session
-        self.pace = pace
-        self.fallback_reason = fallback_reason
-        """Why it is polled although it should be subscribed; None without fan-out."""
-        self.iterator: str | None = None
-        self.next_iterator: str | None = None
-        """The next iterator, from the last response. It replaces `iterator` when the response is accepted."""
-        self.health = ReadHealth()
-        self.restart_count = 0
-        self.is_busy = False
-        """A read is scheduled, waits for the budget, or runs. So a shard is never read twice at once."""
-        self.tip_until_ms = 0
-        """Until then a read brings little, because the last one reached the tip."""
-        self.reserved_bytes = 0
-        """In the budget, for the read that runs."""
-        self.refused_bytes = 0
-        """The data of the last response, if the budget had no room for it."""
-        self.is_reported = False
-        """Whether its wait for the budget was reported."""
+    session: Session
+    pace: Pace
+    fallback_reason: Reason | None
+    """Why it is polled although it should be subscribed; None without fan-out."""
+    iterator: str | None = None
+    next_iterator: str | None = None
+    """The next iterator, from the last response. It replaces `iterator` when the response is accepted."""
+    health: ReadHealth = field(default_factory=ReadHealth)
+    restart_count: int = 0
+    is_busy: bool = False
+    """A read is scheduled, waits for the budget, or runs. So a shard is never read twice at once."""
+    tip_until_ms: int = 0
+    """Until then a read brings little, because the last one reached the tip."""
+    reserved_bytes: int = 0
+    """In the budget, for the read that runs."""
+    refused_bytes: int = 0
+    """The data of the last response, if the budget had no room for it."""
+    is_reported: bool = False
+    """Whether its wait for the budget was reported."""
 
 
+@dataclass(eq=False, repr=False)
 class PollingReader:
-    def __init__(
-        self,
-        ports: Ports,
-        scheduler: Scheduler,
-        budget: Budget,
-        group: asyncio.TaskGroup,
-        discovery: ShardDiscovery,
-        changes: Changes,
-        results: ReadResults,
-        pace: PaceLimits,
-    ) -> None:
-        self._ports = ports
-        self._scheduler = scheduler
-        self._budget = budget
-        self._group = group
-        self._discovery = discovery
-        self._changes = changes
-        self._results = results
-        self._pace = pace
-        self._shards: dict[Session, _PolledShard] = {}
-        self._waiting: deque[_PolledShard] = deque()
-        """Shards that wait for the byte budget, first come, first served."""
-        self._is_room_timer_set = False
-        """One timer for all shards that wait."""
-        self._idle_tasks: list[asyncio.Future[_PolledShard]] = []
-        """Tasks that wait for the next shard to read."""
-        self.is_paused = False
+    _ports: Ports
+    _scheduler: Scheduler
+    _budget: Budget
+    _group: asyncio.TaskGroup
+    _discovery: ShardDiscovery
+    _changes: Changes
+    _results: ReadResults
+    _pace: PaceLimits
+    _shards: dict[Session, _PolledShard] = field(default_factory=dict)
+    _waiting: deque[_PolledShard] = field(default_factory=deque)
+    """Shards that wait for the byte budget, first come, first served."""
+    _is_room_timer_set: bool = False
+    """One timer for all shards that wait."""
+    _idle_tasks: list[asyncio.Future[_PolledShard]] = field(default_factory=list)
+    """Tasks that wait for the next shard to read."""
+    is_paused: bool = False
 
     def add(self, session: Session, fallback_reason: Reason | None = None) -> None:
         """`fallback_reason`: why it is polled although it should be subscribed."""
@@ -233,7 +221,7 @@ class PollingReader:
         session, clock = shard.session, self._ports.clock
         started_at_ms = clock.now_ms()
         try:
-            page = await self._traced_fetch(shard)
+            page = await self._results.traced("GetRecords", session, self._fetch(shard))
             if page is None:
                 self._read_again(shard, started_at_ms)
             else:
@@ -247,7 +235,7 @@ class PollingReader:
         except InvalidRequestError as error:
             self._on_failure(shard, error)
             await self._check_what_is_gone(shard, error)  # the stream may have been created again
-        except (ServiceError, TransportError, CredentialsError) as error:
+        except READ_ERRORS as error:
             self._on_failure(shard, error)
         except (AnabranchError, asyncio.CancelledError):
             self.is_paused = True  # the consumer is ending: no other read may use this reservation
@@ -259,12 +247,6 @@ class PollingReader:
                 self._return_reserve(shard)
             shard.is_busy = False
         self.wake(session)
-
-    def _traced_fetch(self, shard: _PolledShard) -> Awaitable[ReadPage | None]:
-        tracing, fetch = self._ports.tracing, self._fetch(shard)
-        if tracing is None:
-            return fetch
-        return tracing.receive("GetRecords", shard.session.stream.name, shard.session.shard_id, fetch)
 
     async def _fetch(self, shard: _PolledShard) -> ReadPage | None:
         """None: the budget had no room for the response."""
@@ -351,8 +333,8 @@ class PollingReader:
             return
         failures = shard.pace.failure_count
         kind = ReadsThrottled if throttled else ReadsFailing
-        reason = kind(error=str(error), failure_count=failures)
-        self._results.report(session, shard.health, error, failures, reason)
+        session.report(kind(error=str(error), failure_count=failures))
+        self._results.report(session, shard.health, error, failures)
 
     def _on_unexpected(self, shard: _PolledShard, error: Exception) -> None:
         shard.restart_count += 1

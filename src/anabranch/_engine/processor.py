@@ -45,9 +45,7 @@ class Processor:
         return False
 
     def report_finished(self) -> Session | None:
-        """Reports finished records to their session, before each commit (rule M6): a loop does not report each one.
-        Returns the session, so that this commit includes them.
-        """
+        """Before each commit: a loop reports what is finished (rule M6), and returns the session, to be committed."""
         return None
 
     # from start to end

@@ -7,12 +7,13 @@ next. So the deadly record interrupts nothing else, and is the first one after t
 shard stops there and names the record. A suspect that survives a turn at full speed is cleared: its earlier owners did
 not get that far, and probably died for other reasons.
 
-An idle suspect cannot have caused a crash, and its row says so. Otherwise one deadly record would in the end stop all
-shards of its worker. Suspects and other shards take turns, so neither starves.
+An idle suspect cannot have caused a crash, so its row does not count its owner's death. Otherwise one deadly record
+would in the end stop all shards of its worker. Suspects and other shards take turns, so neither starves.
 
 With manual acknowledgement records may stay unacknowledged for long, so such shards are not isolated, only stopped.
 """
 
+from dataclasses import dataclass, field
 from typing import Final
 
 from msgspec.structs import replace
@@ -35,30 +36,25 @@ CHECK_MS: Final = 50
 REST_MS_MAX: Final = 60_000
 
 
+@dataclass(eq=False, repr=False)
 class Quarantine:
-    def __init__(
-        self,
-        ports: Ports,
-        fleet: Fleet,
-        checkpointer: Checkpointer,
-        processor: Processor,
-        changes: Changes,
-    ) -> None:
-        self._ports = ports
-        self._fleet = fleet
-        self._checkpointer = checkpointer
-        self._processor = processor
-        self._queue = processor.queue
-        self._changes = changes
-        self._sessions: dict[Session, None] = {}
-        self._suspects: dict[Session, int] = {}
-        """Each with the number of owners that died at it."""
-        self._counted: dict[Session, None] = {}
-        """Suspects whose row counts this worker as an owner that died: those just taken, and the one being tried."""
-        self._alone: Session | None = None
-        """The suspect whose turn it is."""
-        self._rest_ms = TURN_MS
-        self._alarm = Alarm(ports.clock)
+    _ports: Ports
+    _fleet: Fleet
+    _checkpointer: Checkpointer
+    _processor: Processor
+    _changes: Changes
+    _sessions: dict[Session, None] = field(default_factory=dict)
+    _suspects: dict[Session, int] = field(default_factory=dict)
+    """Each with the number of owners that died at it."""
+    _counted: dict[Session, None] = field(default_factory=dict)
+    """Suspects whose row counts this worker as an owner that died: those just taken, and the one being tried."""
+    _alone: Session | None = None
+    """The suspect whose turn it is."""
+    _rest_ms: int = TURN_MS
+
+    def __post_init__(self) -> None:
+        self._queue = self._processor.queue
+        self._alarm = Alarm(self._ports.clock)
 
     # which sessions
 

@@ -3,7 +3,9 @@
 Both readers use it. It decides neither when nor how a shard is read.
 """
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
@@ -15,16 +17,19 @@ from anabranch._engine.shard_discovery import ShardDiscovery, is_open
 from anabranch._engine.work_queue import Changes
 from anabranch._model.leases import LeaseKey
 from anabranch._ports import Ports
+from anabranch._tracing import Fetched
 from anabranch.budget import READ_RESERVE_BYTES, Budget
 from anabranch.errors import CredentialsError, ServiceError, ThrottledError, TransportError
 from anabranch.events import ReadFailed, ReadRecovered, TaskRestarted
-from anabranch.reasons import Reason
+
+F = TypeVar("F", bound=Fetched | None)
 
 RESTARTS_MAX = 3
 WINDOW_BYTES_MAX = 20 << 20
 
-ReadError = ServiceError | TransportError | CredentialsError
+ReadError: TypeAlias = ServiceError | TransportError | CredentialsError
 """What a read may raise. Everything else ends the consumer."""
+READ_ERRORS = (ServiceError, TransportError, CredentialsError)
 
 
 class _Failing(msgspec.Struct):
@@ -33,28 +38,19 @@ class _Failing(msgspec.Struct):
     throttled: bool = False
 
 
+@dataclass(eq=False, repr=False)
 class ReadResults:
-    def __init__(
-        self,
-        ports: Ports,
-        budget: Budget,
-        fleet: Fleet,
-        discovery: ShardDiscovery,
-        changes: Changes,
-        sessions: Mapping[LeaseKey, Session],
-        service_clock: ServiceClock,
-    ) -> None:
-        self._ports = ports
-        self._budget = budget
-        self._fleet = fleet
-        self._discovery = discovery
-        self._changes = changes
-        self._sessions = sessions
-        self._service_clock = service_clock
-        self._health = ReadHealth()
-        """Of all shards together."""
-        self._failing: dict[Session, _Failing] = {}
-        """Shards whose last read failed."""
+    _ports: Ports
+    _budget: Budget
+    _fleet: Fleet
+    _discovery: ShardDiscovery
+    _changes: Changes
+    _sessions: Mapping[LeaseKey, Session]
+    _service_clock: ServiceClock
+    _health: ReadHealth = field(default_factory=ReadHealth)
+    """Of all shards together."""
+    _failing: dict[Session, _Failing] = field(default_factory=dict)
+    """Shards whose last read failed."""
 
     @property
     def is_healthy(self) -> bool:
@@ -72,6 +68,12 @@ class ReadResults:
         return max(1, min(WINDOW_BYTES_MAX, max(share - page_bytes_max, share // 2)))
 
     # a page
+
+    def traced(self, operation: str, session: Session, read: Awaitable[F]) -> Awaitable[F]:
+        tracing = self._ports.tracing
+        if tracing is None:
+            return read
+        return tracing.receive(operation, session.stream.name, session.shard_id, read)
 
     async def check(self, session: Session, page: ReadPage) -> None:
         """Confirms what a page says about an end or a gap, before it is accepted. Most pages need no check."""
@@ -109,16 +111,14 @@ class ReadResults:
         """The service does not know the shard or the position: checks why. Returns the error if the check failed."""
         try:
             await self._discovery.on_gone(session, error)
-        except (ServiceError, TransportError, CredentialsError) as unanswered:
+        except READ_ERRORS as unanswered:
             return unanswered  # the next read checks again
         if session.end is not None:
             self._changes.arrived(session)  # no more records: all may already be finished
         return None
 
-    def report(
-        self, session: Session, health: ReadHealth, error: ReadError, failure_count: int, reason: Reason | None
-    ) -> None:
-        """Reports a failed read. `reason`: why the shard is not read now."""
+    def report(self, session: Session, health: ReadHealth, error: ReadError, failure_count: int) -> None:
+        """Reports a failed read."""
         now_ms = self._ports.clock.now_ms()
         throttled = isinstance(error, ThrottledError)
         session.count_failed_read(throttled=throttled)
@@ -130,8 +130,6 @@ class ReadResults:
             if self.is_healthy and not health.is_good(now_ms, holds_shards=True):
                 # Only this shard keeps failing: another worker may be able to read it (rule U7).
                 self._fleet.give_unreadable(session.key)
-        if reason is not None:
-            session.report(reason)
         if failure_count & (failure_count - 1) == 0:  # reports the 1st, 2nd, 4th, 8th, ...
             self._ports.emit(ReadFailed(**session.names, error=str(error), failure_count=failure_count))
 

@@ -5,6 +5,7 @@ measured over a fixed interval, independent of how often reports are made.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -65,16 +66,12 @@ class _Calls:
     """The handler calls that run now."""
 
     def __init__(self, processor: Processor, now_ms: int, letters: Mapping[Session, Reason]) -> None:
-        self._processor = processor
+        self.processor = processor
         self.overdue: Mapping[Session, Reason] = {**letters, **processor.overdue(now_ms)}
         """Sessions with a call that ignores its timeout, or with a letter that its destination does not accept."""
         self._running: dict[tuple[Session, Position], Record[bytes]] = {}
         if not processor.manual_ack:  # a record that waits for its acknowledgement is in no call
             self._running = {(session, record.position): record for session, record in processor.running()}
-
-    def is_held(self, session: Session) -> bool:
-        """Whether its records are held, because a quarantined shard is handled alone."""
-        return self._processor.queue.is_held(session)
 
     def unfinished_reason(self, session: Session, first: Record[bytes], seconds: int) -> Reason:
         """Why this record, the first unfinished one of its shard, is not finished."""
@@ -90,29 +87,22 @@ class _Calls:
             partition_key=partition_key,
             seconds=seconds,
             children_wait=children_wait,
-            at=place_in(self._processor.stack_of(running)),
+            at=place_in(self.processor.stack_of(running)),
         )
 
 
+@dataclass(eq=False, repr=False)
 class ShardReports:
-    def __init__(
-        self,
-        emit: Callable[[Event], None],
-        processor: Processor,
-        reader: Reader,
-        service_clock: ServiceClock,
-        letters: Callable[[], Mapping[Session, Reason]] = dict,
-    ) -> None:
-        """`letters` returns the sessions that wait for the destination of dead letters."""
-        self._letters = letters
-        self._emit = emit
-        self._service_clock = service_clock
-        self._processor = processor
-        self._reader = reader
-        self._progress: dict[LeaseKey, _Progress] = {}
-        self._full_budget_reported_ms: int | None = None
-        self._full_budget: _FullBudget | None = None
-        """The report that is open; None if there is none, or its end was reported, too."""
+    _emit: Callable[[Event], None]
+    _processor: Processor
+    _reader: Reader
+    _service_clock: ServiceClock
+    _letters: Callable[[], Mapping[Session, Reason]] = dict
+    """Returns the sessions that wait for the destination of dead letters, with the reason."""
+    _progress: dict[LeaseKey, _Progress] = field(default_factory=dict)
+    _full_budget_reported_ms: int | None = None
+    _full_budget: _FullBudget | None = None
+    """The report that is open; None if there is none, or its end was reported, too."""
 
     def report(
         self, sessions: Iterable[Session], now_ms: int, blocked: Reason | None = None
@@ -251,7 +241,7 @@ def _stall_reason(progress: _Progress, now_ms: int, blocked: Reason | None, call
         return session.stopped.reason
     if (known := calls.overdue.get(session) or session.reason) is not None:
         return known
-    if calls.is_held(session) and not session.window.is_empty:
+    if calls.processor.queue.is_held(session) and not session.window.is_empty:
         if session.lane.one_at_a_time:
             return HandledAlone(owner_count=row.takes_without_progress - session.crash_counted)
         return WaitsForIsolatedShard()

@@ -6,6 +6,7 @@ shards, or for shards beyond its limit. Any other unfinished shard keeps it runn
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import msgspec
 
@@ -38,28 +39,21 @@ class StopConditions(msgspec.Struct, frozen=True, kw_only=True):
         return self.at_tip or self.idle_timeout_ms is not None
 
 
+@dataclass(eq=False, repr=False)
 class StopWatcher:
-    def __init__(
-        self,
-        clock: Clock,
-        conditions: StopConditions,
-        sessions: Mapping[LeaseKey, Session],
-        fleet: Fleet,
-        discovery: ShardDiscovery,
-        reader: Reader,
-        processor: Processor,
-    ) -> None:
-        self._clock = clock
-        self._conditions = conditions
-        self._sessions = sessions
-        self._fleet = fleet
-        self._discovery = discovery
-        self._reader = reader
-        self._processor = processor
-        self._alarm = Alarm(clock)
-        self._active_at_ms = 0
-        self._finished_count = 0
-        self._all_stopped_at_ms: int | None = None
+    _clock: Clock
+    _conditions: StopConditions
+    _sessions: Mapping[LeaseKey, Session]
+    _fleet: Fleet
+    _discovery: ShardDiscovery
+    _reader: Reader
+    _processor: Processor
+    _active_at_ms: int = 0
+    _finished_count: int = 0
+    _all_stopped_at_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        self._alarm = Alarm(self._clock)
 
     async def run(self) -> str:
         """Returns why the worker should stop."""
@@ -109,9 +103,7 @@ class StopWatcher:
         )
 
     def _is_idle(self, now_ms: int) -> bool:
-        """No records arrived or finished, nothing runs, and nothing is left to take or read. A shard that could not be
-        read yet is not idle.
-        """
+        """No records arrived or finished, and nothing is left to take or read. A shard not yet read is not idle."""
         sessions = self._sessions.values()
         finished_count = sum(session.lane.finished_count for session in sessions)
         moved, self._finished_count = finished_count != self._finished_count, finished_count

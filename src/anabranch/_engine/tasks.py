@@ -105,20 +105,17 @@ def _note(error: BaseException, note: str) -> None:
         error.add_note(note)
 
 
-def start_in_group(group: asyncio.TaskGroup, work: Coroutine[Any, Any, None], name: str) -> bool:
-    """Starts a task in the group. Returns False, without an error, if the group is already shutting down."""
+def start_in_group(group: asyncio.TaskGroup, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None] | None:
+    """Starts a task in the group. Returns None, without an error, if the group is already shutting down."""
     try:
-        group.create_task(work, name=name)
+        return group.create_task(work, name=name)
     except RuntimeError:
         work.close()
-        return False
-    return True
+        return None
 
 
 def on_parent_exit(file_descriptor: int, then: Callable[[], object]) -> None:
-    """Calls `then` from a daemon thread when the process that started this one is gone, even after `kill -9`. The
-    parent holds the other end of this pipe open and never writes to it.
-    """
+    """Calls `then` from a daemon thread once the parent process, which holds the pipe's other end open, is gone."""
 
     def wait() -> None:
         os.read(file_descriptor, 1)

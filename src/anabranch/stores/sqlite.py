@@ -70,7 +70,7 @@ def file_system(path: Path, mounts: str | None = None) -> str | None:
 
 
 def sqlite_url(path: Path) -> str:
-    """Names the file when it is parsed again: the file of an application may have a % in its name."""
+    """A URL that parses to this path. The file of an application may have a % in its name."""
     return f"sqlite://{_SPECIAL.sub(lambda match: quote(match[0]), str(path.absolute()))}"
 
 
@@ -112,13 +112,12 @@ VERSION: Final = 2
 _WITHOUT_APP_IDS: Final = 1
 """The version of the tables in which rows were stored under the application's name alone."""
 
-_INTEGERS: Final = frozenset({
-    "bootstrapped", "change_count", "checkpointed_wall_ms", "completed", "count", "counter", "created_wall_ms",
-    "draining", "epoch", "expiry_ms", "generation", "joined_wall_ms", "load", "millis_behind_latest", "paused",
-    "reads_healthy", "records_handled", "requested_wall_ms", "revision", "seek_epoch", "shard_count", "shards_max",
-    "stalled_count", "stopped_wall_ms", "takes_without_progress", "watch",
-})  # fmt: skip
-_REALS: Final = frozenset({"created_seconds", "records_per_second", "seen_through_seconds"})
+_TYPES: Final = {int: "INTEGER", float: "REAL", str: "TEXT"}
+_TYPES_OF_NULLABLE: Final = {
+    "checkpointed_wall_ms": "INTEGER", "generation": "INTEGER", "millis_behind_latest": "INTEGER",
+    "seen_through_seconds": "REAL", "shards_max": "INTEGER", "stopped_wall_ms": "INTEGER",
+}  # fmt: skip
+"""Of columns that may be NULL; the others are TEXT."""
 _META: Final = "CREATE TABLE IF NOT EXISTS anabranch_meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID"
 # Each round reads unfinished rows only. Finished ones stay for the stream's retention (rule S6).
 _UNFINISHED_LEASES: Final = """
@@ -132,15 +131,14 @@ class UnreadableRowError(Exception):
 
 
 class Table:
-    """The rows of one kind: the columns of their codec behind those of the application, before the `extra` fields."""
+    """The rows of one kind. Its columns are the application and `app_id`, the fields of the codec, and `extra`."""
 
-    def __init__(
-        self, kind: Kind, name: str, key_width: int, *, nullable: tuple[str, ...] = (), unfinished: str = ""
-    ) -> None:
+    def __init__(self, kind: Kind, name: str, key_width: int, *, unfinished: str = "") -> None:
         """The first `key_width` columns are the key. `unfinished` is what a scan without finished rows adds."""
         self.name = name
         self._key_width = key_width
         self._codec = CODECS[kind]
+        self.defaults = self._codec.defaults | {"extra": "{}"}
         self._is_of_apps = kind == "app"
         place, own = ("application", "app_id"), self._codec.columns
         columns = self.columns = (*place, *(own[len(place) :] if self._is_of_apps else own), "extra")
@@ -150,14 +148,14 @@ class Table:
         where = " AND ".join(f"{column} = ?" for column in key)
         scope = " AND ".join(f"{column} = ?" for column in key[:2])
         order = f" ORDER BY {', '.join(key)}"
-        definitions = [f"{column} {_type(column)}{'' if column in nullable else ' NOT NULL'}" for column in columns]
+        definitions = [f"{column} {_definition(column, self.defaults.get(column, ''))}" for column in columns]
         body = f"{', '.join(definitions)}, PRIMARY KEY ({', '.join(key)})"
         # All names are constants of this module; values are always bound.
         self.create = f"CREATE TABLE IF NOT EXISTS {name} ({body}) WITHOUT ROWID"
         self._get = f"SELECT {names} FROM {name} WHERE {where}"  # noqa: S608 -- see above
         self._scan_all = f"SELECT {names} FROM {name} WHERE {scope}{order}"  # noqa: S608 -- see above
         self._scan_unfinished = f"SELECT {names} FROM {name} WHERE {scope}{unfinished}{order}"  # noqa: S608 -- see above
-        self._put = f"INSERT OR REPLACE INTO {name} ({names}) VALUES ({marks})"  # noqa: S608 -- see above
+        self.insert = f"INSERT OR REPLACE INTO {name} ({names}) VALUES ({marks})"  # noqa: S608 -- see above
         self._delete = f"DELETE FROM {name} WHERE {where}"  # noqa: S608 -- see above
 
     def get(self, connection: sqlite3.Connection, key: RowKey) -> Any:
@@ -172,7 +170,7 @@ class Table:
     def put(self, connection: sqlite3.Connection, key: RowKey, row: Row) -> None:
         place = () if self._is_of_apps else (key.app, key.app_id)
         extra = msgspec.json.encode(row.extra).decode()
-        connection.execute(self._put, (*place, *self._codec.fields(row).values(), extra))
+        connection.execute(self.insert, (*place, *self._codec.fields(row).values(), extra))
 
     def delete(self, connection: sqlite3.Connection, key: RowKey) -> None:
         connection.execute(self._delete, self._place(key))
@@ -190,33 +188,18 @@ class Table:
             raise UnreadableRowError(f"the row ({key}) of {self.name} cannot be read: {error}") from error
 
 
-def _type(column: str) -> str:
-    return "INTEGER" if column in _INTEGERS else "REAL" if column in _REALS else "TEXT"
+def _definition(column: str, default: Any) -> str:
+    """A column may be NULL if that is its default."""
+    return _TYPES_OF_NULLABLE.get(column, "TEXT") if default is None else f"{_TYPES[type(default)]} NOT NULL"
 
 
-_NULLABLE_OF_LEASES: Final = (
-    "owner", "checkpoint", "hash_key_range", "frontier", "seen_through_seconds", "finish_reason", "stopped_reason",
-    "stopped_position", "stopped_partition_key", "stopped_member", "stopped_wall_ms", "checkpointed_wall_ms",
-)  # fmt: skip
 TABLES: Final[dict[Kind, Table]] = {
     "app": Table("app", "anabranch_applications", 1),
-    "stream": Table("stream", "anabranch_streams", 3, nullable=("consumer_name", "consumer_arn", "consumer_state")),
-    "lease": Table(
-        "lease",
-        "anabranch_leases",
-        5,
-        nullable=_NULLABLE_OF_LEASES,
-        unfinished=" AND completed = 0",
-    ),
-    "command": Table(
-        "command",
-        "anabranch_commands",
-        3,
-        nullable=("stream", "generation", "shard"),
-        unfinished=" AND state = 'pending'",
-    ),
-    "member": Table("member", "anabranch_members", 3, nullable=("shards_max",)),
-    "status": Table("status", "anabranch_statuses", 3, nullable=("millis_behind_latest",)),
+    "stream": Table("stream", "anabranch_streams", 3),
+    "lease": Table("lease", "anabranch_leases", 5, unfinished=" AND completed = 0"),
+    "command": Table("command", "anabranch_commands", 3, unfinished=" AND state = 'pending'"),
+    "member": Table("member", "anabranch_members", 3),
+    "status": Table("status", "anabranch_statuses", 3),
 }
 LEASES: Final = (_META, *(TABLES[kind].create for kind in ("app", "stream", "lease", "command")), _UNFINISHED_LEASES)
 MEMBERS: Final = (_META, TABLES["member"].create, TABLES["status"].create)
@@ -233,7 +216,7 @@ def create_tables(connection: sqlite3.Connection, statements: tuple[str, ...]) -
     )
 
 
-def check_version(connection: sqlite3.Connection, path: str) -> int | None:
+def check_version(connection: sqlite3.Connection, path: Path) -> int | None:
     """The version of our tables; None if they do not exist yet. Refuses tables of a newer version."""
     table = connection.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'anabranch_meta'")
     if table.fetchone() is None:
@@ -267,37 +250,27 @@ def old_app_row(connection: sqlite3.Connection, app: str) -> AppRow | None:
     return None if found is None else msgspec.convert(dict(zip(columns, found, strict=True)), AppRow)
 
 
-_ADDED: Final[dict[Kind, dict[str, Any]]] = {
-    "app": {"watch": 0, "place": "here", "other_store": ""},
-    "stream": {"consumer_name": None, "consumer_arn": None, "consumer_state": None},
-    "lease": {},
-    "command": {},
-    "member": {"order_mode": "shard", "streams": "", "change_count": 0, "changed": "", "wanted": ""},
-}
-"""The tables of version 1, and the values of the columns that they did not have."""
-
-
 def migrate(connection: sqlite3.Connection, statements: tuple[str, ...], app_ids: Mapping[str, str]) -> None:
     """Brings tables of version 1 to the present version. Call inside a write transaction.
 
     Version 1 stored rows under the application's name alone; `app_ids` says under which id they belong.
     """
     found = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    tables = {TABLES[kind]: added | {"extra": "{}"} for kind, added in _ADDED.items() if TABLES[kind].name in found}
+    tables = [table for table in TABLES.values() if table.name in found]
     connection.execute("DROP INDEX IF EXISTS anabranch_leases_unfinished")
     for table in tables:
         connection.execute(f"ALTER TABLE {table.name} RENAME TO {table.name}_1")
     create_tables(connection, statements)
-    for table, added in tables.items():
-        old = [column for column in table.columns if column not in added and column != "app_id"]
-        rows = connection.execute(f"SELECT {', '.join(old)} FROM {table.name}_1").fetchall()  # noqa: S608 -- constants
-        for values in rows:
-            row = dict(zip(old, values, strict=True)) | added
-            row.setdefault("app_id", app_ids.get(row["application"]))
-            if row["app_id"] is not None:
-                names, marks = ", ".join(row), ", ".join("?" * len(row))
-                insert = f"INSERT INTO {table.name} ({names}) VALUES ({marks})"  # noqa: S608 -- constants
-                connection.execute(insert, tuple(row.values()))
+    for table in tables:
+        rows = connection.execute(f"SELECT * FROM {table.name}_1")  # noqa: S608 -- constants
+        names = [name for name, *_ in rows.description]
+        for values in rows.fetchall():
+            old = dict(zip(names, values, strict=True))
+            app_id = app_ids.get(old["application"])
+            if app_id is not None:
+                # Version 1 wrote `wanted` in another form.
+                row = table.defaults | old | {"app_id": app_id, "wanted": ""}
+                connection.execute(table.insert, [row[column] for column in table.columns])
         connection.execute(f"DROP TABLE {table.name}_1")
     connection.execute("UPDATE anabranch_meta SET value = ? WHERE name = 'schema_version'", (str(VERSION),))
 
@@ -366,7 +339,8 @@ class Database:
 
     async def version(self) -> int | None:
         """The version of our tables; None if the file or they do not exist. Creates nothing."""
-        return await self.run(self._version)
+        check = partial(check_version, path=self.path)
+        return await self.run(lambda: self._peek(check) if self.path.exists() else None)
 
     async def close(self, last: Callable[[], None] | None = None) -> None:
         """Stops the thread after running `last` on it."""
@@ -440,9 +414,9 @@ class Database:
         self._disconnect()
         connection = self._connect("rwc")
         try:
-            if check_version(connection, str(self.path)) != VERSION:
+            if check_version(connection, self.path) != VERSION:
                 connection.execute("BEGIN IMMEDIATE")
-                version = check_version(connection, str(self.path))  # another process may have been faster
+                version = check_version(connection, self.path)  # another process may have been faster
                 if version is None:
                     create_tables(connection, self._statements)
                 elif version != VERSION:
@@ -453,12 +427,6 @@ class Database:
             connection.close()
             raise
         self._keep(connection)
-
-    def _version(self) -> int | None:
-        if not self.path.exists():
-            return None
-        with closing(self._open("rw")) as connection:
-            return check_version(connection, str(self.path))
 
     def _peek(self, work: Work[T]) -> T:
         with closing(self._open("rw")) as connection:
@@ -492,7 +460,7 @@ class Database:
             )
         if self._connection is None:
             connection = self._connect("rw")
-            if check_version(connection, str(self.path)) != VERSION:
+            if check_version(connection, self.path) != VERSION:
                 connection.close()
                 raise LeaseStoreInvalidError(
                     f"{self.path} holds no leases: open the store first; if it was open, its tables were dropped, "
@@ -635,10 +603,8 @@ class Presence:
         """The members whose processes are running, by their locks. Long names are cut."""
         files = sorted(self._folder.iterdir()) if self._folder.is_dir() else []
         names = [unquote(file.name) for file in files]
-        return [name for name in names if name not in self._held and self._is_locked(name)]
-
-    def _is_locked(self, member_id: str) -> bool:
-        return self._file(member_id).exists() and not self.is_dead(member_id)
+        others = [name for name in names if name not in self._held and self._file(name).exists()]
+        return [name for name in others if not self.is_dead(name)]
 
     def close(self) -> None:
         for descriptor in self._held.values():
@@ -748,7 +714,7 @@ class SqliteLeaseStore(RowLeaseStore):
         self._locks_are_reliable = has_reliable_locks(kind)
 
     def _check_old_workers(self) -> None:
-        """Workers of an earlier version cannot use the new"""
+        """Workers of an earlier version cannot use the tables of this one."""
         if held := self._presence.held_by_others():
             raise LeaseStoreInvalidError(
                 f"{self.path} was written by an earlier anabranch and is in use by its workers ({', '.join(held)}): "

@@ -36,8 +36,8 @@ class RowCodec:
     """The fields of the rows of one kind."""
 
     def __init__(self, example: Row, fields: Callable[[Any], Fields], parse: Callable[[Fields], Fields]) -> None:
-        """`fields` makes the stored fields of a row. `parse` is given them, and returns those of the row that are
-        stored in another form or under another name. `example` is a row with the defaults.
+        """`fields` returns the stored fields of a row. `parse` does the reverse for those that are stored in another
+        form or under another name. `example` is a row with the defaults.
         """
         self.fields = fields
         self.defaults = fields(example)
@@ -144,7 +144,9 @@ def _parse_lease(column: Fields) -> Fields:
             "order": column["order_mode"],
             "seen_through_seconds": column["seen_through_seconds"],
         },
-        "finish": _finish(column) if column["completed"] else None,
+        "finish": {"reason": column["finish_reason"], "children": _STRINGS.decode(column["children"])}
+        if column["completed"]
+        else None,
         "stopped": _stopped(column),
         "paused": bool(column["paused"]),
         "checkpointed_at_wall_ms": column["checkpointed_wall_ms"],
@@ -153,10 +155,6 @@ def _parse_lease(column: Fields) -> Fields:
 
 def _key(column: Fields) -> Fields:
     return {"stream_key": column["stream"], "generation": column["generation"], "shard_id": column["shard"]}
-
-
-def _finish(column: Fields) -> Fields:
-    return {"reason": column["finish_reason"], "children": _STRINGS.decode(column["children"])}
 
 
 def _stopped(column: Fields) -> Stopped | None:
@@ -227,7 +225,7 @@ def _parse_status(column: Fields) -> Fields:
 
 
 def _shard_status(lease: object, reason: object = None, *rest: object) -> ShardStatus:
-    """This version may not know the reason."""
+    """Parses the reason separately, because this version may not know it."""
     status = msgspec.convert([lease, None, *rest], ShardStatus)
     return status if reason is None else msgspec.structs.replace(status, reason=parse_reason(reason))
 

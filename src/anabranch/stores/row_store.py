@@ -106,8 +106,8 @@ class RowLeaseStore(LeaseStore, ABC):
 
     @abstractmethod
     async def change(self, keys: Sequence[RowKey], update: Update) -> Changed:
-        """Reads the rows, calls `update` with them, and writes what it returns, in one atomic step. None deletes a row.
-        The same row is left as it is. `update` is a pure function and may be called again.
+        """Reads the rows, calls `update` with them, and writes what it returns, in one atomic step. None deletes a row;
+        the same object leaves it as it is. `update` is a pure function and may be called again.
         """
 
     @abstractmethod
@@ -152,16 +152,17 @@ class RowLeaseStore(LeaseStore, ABC):
         # Once the application's row is gone, nothing else names its id. So the deletion is recorded first, as a command
         # under the application's name.
         record = ControlRow(command_id=app_id, action="delete")
-        await self._change_row(self._key_of(record, ""), lambda stored: stored or record)
+        record_key = key_of(record, self.app, "")
+        await self._change_row(record_key, lambda stored: stored or record)
         is_deleted = await self._delete_row(self._app_key, lambda stored: rows.may_delete_app(stored, app_id))
         for kind in _DELETED:
             found = (await self.scan([Scope(kind, self.app, app_id)])).rows
-            keys = [self._key_of(row, app_id) for row in found if row is not None]
+            keys = [key_of(row, self.app, app_id) for row in found if row is not None]
             for first in range(0, len(keys), _DELETED_TOGETHER_MAX):
                 is_deleted = True
                 together = keys[first : first + _DELETED_TOGETHER_MAX]
                 await self.change(together, lambda stored: [None] * len(stored))
-        await self.change([self._key_of(record, "")], lambda _: [None])
+        await self.change([record_key], lambda _: [None])
         return is_deleted
 
     async def leftovers(self) -> Sequence[str]:
@@ -229,11 +230,7 @@ class RowLeaseStore(LeaseStore, ABC):
         return await self._put_row(row)
 
     async def write_stream(self, row: StreamRow, expected_version: int) -> StreamRow | None:
-        def update(stored: StreamRow | None) -> StreamRow | None:
-            return rows.write_stream(stored, row, expected_version) or stored
-
-        before, after = await self._before_and_after(self._key_of(row, self._opened), update)
-        return None if rows.write_stream(before, row, expected_version) is None else after
+        return await self._write_row(row, lambda stored: rows.write_stream(stored, row, expected_version))
 
     async def read_streams(self) -> Sequence[StreamRow]:
         return await self._scan_rows("stream", StreamRow)
@@ -275,11 +272,7 @@ class RowLeaseStore(LeaseStore, ABC):
         await self._put_row(row)
 
     async def write_control(self, row: ControlRow) -> bool:
-        def update(stored: ControlRow | None) -> ControlRow | None:
-            return rows.write_control(stored, row) or stored
-
-        before, _ = await self._before_and_after(self._key_of(row, self._opened), update)
-        return rows.write_control(before, row) is not None
+        return await self._write_row(row, lambda stored: rows.write_control(stored, row)) is not None
 
     async def read_controls(self) -> Sequence[ControlRow]:
         return sorted(await self._scan_rows("command", ControlRow), key=requested)
@@ -305,8 +298,8 @@ class RowLeaseStore(LeaseStore, ABC):
     def _lease_key(self, key: LeaseKey) -> RowKey:
         return RowKey("lease", self.app, self._opened, (key.stream_key, key.generation, key.shard_id))
 
-    def _key_of(self, row: Row, app_id: str) -> RowKey:
-        return key_of(row, self.app, app_id)
+    def _key_of(self, row: Row) -> RowKey:
+        return key_of(row, self.app, self._opened)
 
     # operations on one row
 
@@ -320,10 +313,13 @@ class RowLeaseStore(LeaseStore, ABC):
 
     async def _put_row(self, row: R) -> R:
         """Put if absent; the stored row."""
-        _, after = await self._before_and_after(
-            self._key_of(row, self._opened), lambda stored: row if stored is None else stored
-        )
+        _, after = await self._before_and_after(self._key_of(row), lambda stored: row if stored is None else stored)
         return cast("R", after)
+
+    async def _write_row(self, row: R, update: Callable[[Any], R | None]) -> R | None:
+        """None if `update` returns None: then the stored row is left as it is."""
+        before, after = await self._before_and_after(self._key_of(row), lambda stored: update(stored) or stored)
+        return None if update(before) is None else cast("R | None", after)
 
     async def _delete_row(self, key: RowKey, may_delete: Callable[[Any], bool]) -> bool:
         before, _ = await self._before_and_after(key, lambda stored: None if may_delete(stored) else stored)

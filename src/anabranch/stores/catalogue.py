@@ -40,11 +40,11 @@ async def stored_applications(
 ) -> list[StoredApplication]:
     """The applications in the store at the URL `leases`. None: that of ANABRANCH_LEASES, or all embedded stores."""
     leases = leases or leases_from(environ)
-    stores: list[LeaseStore] = []
+    stores: Sequence[LeaseStore]
     if leases is not None:
         stores = [open_store(leases, "", aws)]
     else:
-        stores += [SqliteLeaseStore(path, "") for path in sorted(embedded_folder(environ).glob(f"*{EMBEDDED_SUFFIX}"))]
+        stores = [SqliteLeaseStore(path, "") for path in sorted(embedded_folder(environ).glob(f"*{EMBEDDED_SUFFIX}"))]
     found: list[StoredApplication] = []
     for store in stores:
         if isinstance(store, SqliteLeaseStore | DynamoDbLeaseStore | RedisLeaseStore | S3LeaseStore):
@@ -98,7 +98,7 @@ def _store_of(app: str, leases: str | LeaseStore | None, environ: Mapping[str, s
 
 
 async def _close(store: LeaseStore, given: object) -> None:
-    """Unless the caller gave us the open store."""
+    """Closes the store, unless the caller passed it as an object."""
     if store is not given:
         await store.close()
 
@@ -106,22 +106,22 @@ async def _close(store: LeaseStore, given: object) -> None:
 async def _advice(
     app: str, store: LeaseStore, leases: str | LeaseStore | None, environ: Mapping[str, str], aws: Aws | None
 ) -> str:
-    others: list[str] = []
-    where, hint = "this store", ""
+    hint = ""
     if leases is None:
         where, hint = str(embedded_folder(environ)), "; if its workers set leases=, give the same URL here"
     elif isinstance(leases, str):
         where = shown_url(leases)
         if isinstance(store, SqliteLeaseStore) and not store.path.exists():
-            return f"there is no lease store {shown_url(leases)}: no file {store.path}"
+            return f"there is no lease store {where}: no file {store.path}"
         if isinstance(store, DynamoDbLeaseStore | S3LeaseStore):
             hint = "; if its workers use another region or account (region=, a profile), use the same one here"
-    if leases is None or isinstance(leases, str):
-        try:
-            others = [one.app for one in await stored_applications(leases, environ, aws)]
-        except LeaseStoreError:  # workers need no permission to list them
-            return f"there is no application {app!r} in {where}{hint}"
+    else:
+        return f"there is no application {app!r} in this store"
     missing = f"there is no application {app!r} in {where}"
+    try:
+        others = [one.app for one in await stored_applications(leases, environ, aws)]
+    except LeaseStoreError:  # workers need no permission to list them
+        return f"{missing}{hint}"
     if not others:
         return f"{missing}; it has no applications{hint}"
     if similar := get_close_matches(app, others, n=1):
@@ -184,10 +184,9 @@ async def copy_rows(source: LeaseStore, target: LeaseStore, app: AppRow) -> int:
 
 
 async def _write_all(rows: Sequence[T], write: Callable[[T], Awaitable[object]]) -> None:
+    """Raises the first error, after all writes of its group have ended."""
     for first in range(0, len(rows), _WRITTEN_TOGETHER_MAX):
         writes = map(write, rows[first : first + _WRITTEN_TOGETHER_MAX])
-        for outcome in await asyncio.gather(
-            *writes, return_exceptions=True
-        ):  # raises the first error, after all have ended
+        for outcome in await asyncio.gather(*writes, return_exceptions=True):
             if isinstance(outcome, BaseException):
                 raise outcome

@@ -115,7 +115,11 @@ def test_an_application_that_is_not_there_is_answered_with_those_that_are(tmp_pa
         await make(path, *(f"app-{number:02}" for number in range(11)))
         with pytest.raises(LeaseStoreInvalidError, match=r"existing applications: app-00, .* and 2 more"):
             await find_store("zzz", f"sqlite://{path}", {})
-        with pytest.raises(LeaseStoreInvalidError, match="in this store; it has no applications"):
+        with pytest.raises(LeaseStoreInvalidError, match=r"there is no application 'billing' in this store$"):
             await find_store("billing", MemoryLeaseStore(), {})
+        other = MemoryLeaseStore()
+        await other.open(AppRow(app="audit", app_id="id", created_wall_ms=0))
+        with pytest.raises(LeaseStoreInvalidError, match=r"there is no application 'billing' in this store$"):
+            await find_store("billing", other, {})
 
     run(main())

@@ -12,9 +12,9 @@ One table holds the rows of many applications. Its key is `PK` and `SK`:
     v#<app>#<app_id>      m#<member>                        what members report about their shards
     v#<app>#<app_id>      c#<command>                       its commands
 
-A poll is one query of the first partition (rule R1). Each operation is one conditional write, sent once. It returns the
-row as it was before; what the write made of it is computed with the same functions that the other stores use. A command
-is decided by its row in the third partition; the one in the first only brings it to the workers.
+A poll is one query of the first partition (rule R1). Each operation is one conditional write, sent once. DynamoDB
+returns the previous row; the new one is computed with the functions that all stores share. A command's state is in the
+third partition; its row in the first only tells the workers that it is pending.
 
 An error of AWS becomes a lease store error with a code and advice.
 
@@ -115,7 +115,7 @@ _ALWAYS: Final = frozenset({"completed", "count", "counter", "epoch", "incarnati
 _NOT_FIELDS: Final = frozenset(
     {"PK", "SK", "app_name", "stream_name", "shard_id", "region", "lease_partitions", "requests_made", "wanted"}
 )
-"""Attributes beside the fields of a row: its key, what people look for, and what belongs to this store."""
+"""Attributes that are not fields of a row: the key, names for people, and values of this store only."""
 
 
 class _Shape:
@@ -169,10 +169,7 @@ _STATUS: Final = _Shape("status", in_key=("member",))
 _COMMAND: Final = _Shape("command", in_key=("command",))
 
 
-_HEARTBEAT_FIELDS: Final = (
-    "counter",
-    *(name for name in HeartbeatWrite.__struct_fields__ if name in set(MemberRow.__struct_fields__) - {"member_id"}),
-)
+_HEARTBEAT_FIELDS: Final = ("counter", "load", "change_count", "changed", "reads_healthy", "draining")
 
 
 def _heartbeat_values(write: HeartbeatWrite) -> dict[str, Any]:
@@ -370,7 +367,7 @@ class DynamoDbTable:
         self._identity = None
 
     async def identity(self) -> str:
-        """Which table it is. One that was deleted and created again, or restored, is another one."""
+        """Identifies the table. One that was restored, or deleted and created again, has another identity."""
         if self._identity is None:
             description = await self.describe()
             if description is None:
@@ -538,18 +535,9 @@ def _store_error(table: str, error: AnabranchError) -> LeaseError:
             code="table_creating",
             advice="wait until it is ACTIVE",
         )
-    if isinstance(error, ExpiredTokenError) and error.code in CLOCK_CODES:
-        return LeaseStoreError(
-            f"{what}: this machine's clock is wrong ({error})",
-            code="clock_skew",
-            advice="synchronize it with NTP (chrony, systemd-timesyncd)",
-        )
-    if isinstance(error, AccessDeniedError | ExpiredTokenError | CredentialsError):
-        return LeaseStoreError(
-            f"{what}: access denied ({error})",
-            code="access_denied",
-            advice="compare the policy with the one in the documentation of the DynamoDB store",
-        )
+    policy = "compare the policy with the one in the documentation of the DynamoDB store"
+    if (refused := access_error(what, error, policy)) is not None:
+        return refused
     if isinstance(error, StreamNotFoundError):
         return missing_table(table)
     if isinstance(error, InvalidRequestError) and _WRONG_KEY.search(error.message):
@@ -559,6 +547,19 @@ def _store_error(table: str, error: AnabranchError) -> LeaseError:
     if isinstance(error, InvalidRequestError):
         return LeaseStoreInvalidError(f"{what} rejected a request ({error})")
     return LeaseStoreError(f"{what} gave no answer ({error})")
+
+
+def access_error(what: str, error: AnabranchError, policy: str) -> LeaseStoreError | None:
+    """Why AWS refuses the caller, with the advice for its policy; None if that is not the reason."""
+    if isinstance(error, ExpiredTokenError) and error.code in CLOCK_CODES:
+        return LeaseStoreError(
+            f"{what}: this machine's clock is wrong ({error})",
+            code="clock_skew",
+            advice="synchronize it with NTP (chrony, systemd-timesyncd)",
+        )
+    if isinstance(error, AccessDeniedError | ExpiredTokenError | CredentialsError):
+        return LeaseStoreError(f"{what}: access denied ({error})", code="access_denied", advice=policy)
+    return None
 
 
 # The store
@@ -629,7 +630,7 @@ class DynamoDbLeaseStore(LeaseStore):
         return row
 
     def _check_place(self, item: Item, region: str) -> None:
-        """A global table has replicas in several regions, which see each other's writes late: one region is used."""
+        """All workers must use one region: the replicas of a global table see each other's writes late."""
         if (recorded := item.get("region", region)) != region:
             raise LeaseStoreInvalidError(
                 f"application {self.app!r} uses DynamoDB table {self.table.name!r} in {recorded}, not in {region}",
@@ -731,7 +732,7 @@ class DynamoDbLeaseStore(LeaseStore):
 
     async def register_member(self, row: MemberRow) -> MemberRow:
         requests = {request: number for number, request in enumerate(row.wanted, 1)}
-        # The map is there from the beginning: a key of a missing map cannot be set.
+        # The map exists from the start, because DynamoDB cannot set a key in a missing map.
         item = _MEMBER.values(row) | row.extra | {"wanted": requests, "requests_made": len(requests) or None}
         stored = await self.table.put(self._member_key(row.member_id), item)
         return row if stored is None else self._member_row(stored)
@@ -947,10 +948,10 @@ class DynamoDbLeaseStore(LeaseStore):
         return cast("MemberRow", replace(row, wanted=tuple(sorted(wanted, key=wanted.__getitem__))))
 
     def _lease_values(self, row: LeaseRow) -> dict[str, Any]:
-        """With what people look for in the console. A finished lease stays for days, and is kept small."""
+        """With the names that people look for in the console. A finished lease, which stays for days, has none."""
         shown: dict[str, Any] = dict.fromkeys(("app_name", "stream_name", "shard_id"))
         if not row.is_finished:
-            shown = {"app_name": self.app, "stream_name": stream_name(row.key), "shard_id": row.key.shard_id}
+            shown = {"app_name": self.app, "stream_name": row.key.stream_name, "shard_id": row.key.shard_id}
         return shown | _LEASE.values(row)
 
     def _lease_row(self, item: Item) -> LeaseRow:
@@ -984,12 +985,6 @@ class DynamoDbLeaseStore(LeaseStore):
                 f"DynamoDB table {self.table.name!r} did not apply the condition of a write as DynamoDB does",
                 advice="use AWS's own DynamoDB or DynamoDB Local",
             )
-
-
-def stream_name(key: LeaseKey) -> str:
-    """From `account:stream:creation`."""
-    parts = key.stream_key.split(":")
-    return parts[1] if len(parts) == len(("account", "stream", "creation")) else key.stream_key
 
 
 def _sort_key(attributes: Any) -> str:

@@ -35,11 +35,8 @@ from anabranch._model.leases import (
 )
 from anabranch.config import Aws
 from anabranch.errors import (
-    AccessDeniedError,
     AnabranchError,
     CodecError,
-    CredentialsError,
-    ExpiredTokenError,
     InvalidRequestError,
     LeaseError,
     LeaseStoreError,
@@ -48,6 +45,7 @@ from anabranch.errors import (
     ThrottledError,
     UsageError,
 )
+from anabranch.stores.dynamodb import access_error
 from anabranch.stores.memory import MemoryRows
 from anabranch.stores.row_codec import decode_row, encode_row, timestamp
 from anabranch.stores.row_store import Changed, Found, Kind, Row, RowKey, RowLeaseStore, Scope, Update, key_of
@@ -59,7 +57,7 @@ _CLOSE_SECONDS_MAX: Final = 5.0
 _CONFIRMED_SECONDS_MAX: Final = 75.0
 """Heartbeats fail when S3 has confirmed nothing for this long: a save is due after 60 s, and is tried again for 15."""
 _EPOCHS_PER_START: Final = 1_000
-"""A worker that starts raises all epochs by this: the one before may have taken leases since its last save."""
+"""A worker that starts raises all epochs by this: the previous one may have taken leases since its last save."""
 _SAVED_ON_CHANGE: Final = frozenset({"app", "stream", "lease", "command"})
 _REFUSED_MAX: Final = 10
 _NOT_SAVED: Final = "what was handled since the last save will be handled again"
@@ -134,7 +132,7 @@ class S3LeaseStore(RowLeaseStore):
         """Of a handle that has not joined: leases that are saved together with the next change."""
         self._refused_count = 0
         self._saved_at = self._confirmed_at = 0.0
-        """When the last save began, and when this was last known to be the object."""
+        """When the last save began, and when S3 last confirmed that the object is ours."""
         self._end_error: LeaseStoreInvalidError | None = None
         """Why this worker has ended: another writer has replaced its object."""
 
@@ -216,7 +214,7 @@ class S3LeaseStore(RowLeaseStore):
                     return row
 
     def _take_over(self, row: MemberRow) -> None:
-        """The worker before has ended, or ends with its next save: it is sealed, so that its leases can be taken."""
+        """Seals the previous worker, so that its leases can be taken. It has ended, or ends at its next save."""
         app_id = self._opened
         members = [one for one in self._rows.scan([Scope("member", self.app, app_id)]) if isinstance(one, MemberRow)]
         killed = {one.member_id for one in members if one.state == "live"}
@@ -341,7 +339,7 @@ class S3LeaseStore(RowLeaseStore):
         return found.session == self._written.session and self._written.number <= found.number <= self._sent.number
 
     async def _write(self, by: str | None = None) -> bool:
-        """One PUT, in place of the object that was read or written last. False: something else is there."""
+        """One PUT, which replaces the object that was read or written last. False if another object is there."""
         await self.check_conditions()
         self._sent = _Nonce(self._sent.session, self._sent.number + 1)
         body = self._encode(self._sent, by or self._joined or "")
@@ -364,8 +362,8 @@ class S3LeaseStore(RowLeaseStore):
         return True
 
     async def _save(self) -> None:
-        """Saves the rows, or sees that nothing else was saved there. Raises if this worker has ended: another one, or a
-        person, has written the object.
+        """Saves the rows. If all are saved, checks that the object is still ours. Raises if this worker has ended:
+        another one, or a person, has written the object.
         """
         async with self._turn:
             while True:
@@ -464,19 +462,16 @@ class S3LeaseStore(RowLeaseStore):
 
 
 def _now() -> float:
-    """Also counts while the machine sleeps, where the system can tell (rule L9)."""
+    """Includes the time that the machine sleeps, if the system has such a clock (rule L9)."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _store_error(store: str, bucket: str, error: AnabranchError) -> LeaseError:
     if isinstance(error, ThrottledError):
         return LeaseStoreError(f"{store} is throttled ({error})", code="throttled")
-    if isinstance(error, AccessDeniedError | ExpiredTokenError | CredentialsError):
-        return LeaseStoreError(
-            f"{store}: access denied ({error})",
-            code="access_denied",
-            advice="allow s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket",
-        )
+    policy = "allow s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket"
+    if (refused := access_error(store, error, policy)) is not None:
+        return refused
     if isinstance(error, ServiceError) and error.code == "NoSuchBucket":
         return LeaseStoreInvalidError(
             f"there is no bucket {bucket!r}", code="bucket_missing", advice="create it, or check its name and region"

@@ -341,7 +341,8 @@ def test_the_default_is_a_file_beside_the_leases_and_refused_in_containers(tmp_p
 @pytest.mark.parametrize(
     "wrong",
     ["sqs://", "sqs://a/b", "https://sqs.eu-west-1.amazonaws.com/1/x", "s3://", "kinesis://", "sqlite://x", "x", "",
-     "sqs://name?color=red", "sqlite:///", "sqs://[x"],
+     "sqs://name?color=red", "sqs://name?region=-", "s3://bucket?endpoint=x", "kinesis://failures?region=eu-west-1",
+     "sqlite:///", "sqs://[x"],
 )  # fmt: skip
 def test_what_names_no_destination_is_refused_with_what_would(wrong):
     with pytest.raises(ConfigurationError, match="://"):

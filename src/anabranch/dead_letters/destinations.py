@@ -52,12 +52,13 @@ class SizedDestination(LetterDestination, Protocol):
 
     async def limit_bytes(self) -> int | None:
         """The size of the largest letter that it takes, as JSON; None for any size."""
+        return None
 
 
 class LetterBox(SizedDestination, Protocol):
     """A destination that can be read. Letters come in stream order, as far as it can tell."""
 
-    reveals_more: bool
+    reveals_more: bool = False
     """Whether deleting letters makes later ones visible. If so, callers read again until nothing is left."""
     unreadable: list[str]
     """Describes what was found that is not a letter. It stays there, and is reported."""
@@ -79,8 +80,8 @@ class LetterBox(SizedDestination, Protocol):
         """Writes the letter with the delivery that is about to begin, so that the count outlives the process."""
 
     async def replace(self, stored: StoredLetter, letter: Letter) -> None:
-        """Writes the counts of a failed redrive into the stored letter. Does nothing if it is gone, or if it would lose
-        its place among the letters of its key.
+        """Writes the counts of a failed redrive into the stored letter. Does nothing if the letter is gone, or if it
+        would move behind later letters of its key.
         """
 
     async def delete(self, stored: StoredLetter) -> None: ...
@@ -250,7 +251,7 @@ class KinesisLetters:
             await self._opened.close()
 
 
-class FunctionLetters:
+class FunctionLetters(SizedDestination):
     """An async function that keeps the letter, and returns when it is durable."""
 
     def __init__(self, function: Callable[[Letter], Awaitable[object]]) -> None:
@@ -265,9 +266,6 @@ class FunctionLetters:
 
     async def check(self, retention_hours: int) -> list[str]:  # noqa: ARG002 -- only the function knows
         return []
-
-    async def limit_bytes(self) -> int | None:
-        return None
 
     async def write(self, letter: Letter) -> None:
         try:

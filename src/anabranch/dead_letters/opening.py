@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from msgspec.structs import replace
 
+from anabranch._model.kinds import refuse
 from anabranch._model.streams import parse_stream
 from anabranch.config import Aws
 from anabranch.dead_letters.destinations import (
@@ -26,7 +27,7 @@ from anabranch.dead_letters.sqlite import SqliteLetters
 from anabranch.dead_letters.sqs import SqsLetters
 from anabranch.errors import CodecError, ConfigurationError, DeadLetterError
 from anabranch.letters import Letter, encode_letter
-from anabranch.stores.urls import container_platform, embedded_folder, local_path, sqlite_path
+from anabranch.stores.urls import container_platform, embedded_folder, local_path, sqlite_path, url_options
 
 LetterFunction: TypeAlias = Callable[[Letter], Awaitable[object]]
 Redact: TypeAlias = Callable[[Letter], Letter]
@@ -166,9 +167,14 @@ def open_url(url: str, *, aws: Aws | None = None) -> LetterBox | KinesisLetters:
         raise ConfigurationError(f"{url!r} is not a dead-letter destination: pass {KNOWN}") from None
     if scheme == "sqlite":
         return SqliteLetters(sqlite_path(url, repr(url)))
-    options = dict(parse_qsl(parts.query))
-    if unknown := sorted(options.keys() - {"region", "endpoint"}):
-        raise ConfigurationError(f"{url!r} has no option {', '.join(unknown)}: there are region and endpoint")
+    if scheme == "kinesis":
+        try:
+            return KinesisLetters(parse_stream(url.removeprefix("kinesis://")), aws=aws)
+        except ValueError as error:
+            raise ConfigurationError(f"{url!r}: write kinesis://STREAM: {error}") from None
+    violations: list[str] = []
+    options = url_options(parts, repr(url), ("region", "endpoint"), violations)
+    refuse(violations)
     at = {"region": options.get("region"), "endpoint_url": options.get("endpoint")}
     name, path = unquote(parts.netloc), unquote(parts.path).strip("/")
     if scheme == "sqs":
@@ -179,11 +185,6 @@ def open_url(url: str, *, aws: Aws | None = None) -> LetterBox | KinesisLetters:
         if _BUCKET.fullmatch(name) is None:
             raise ConfigurationError(f"{url!r}: write s3://bucket/prefix")
         return S3Letters(name, path, aws=aws, **at)
-    if scheme == "kinesis":
-        try:
-            return KinesisLetters(parse_stream(url.removeprefix("kinesis://").partition("?")[0]), aws=aws)
-        except ValueError as error:
-            raise ConfigurationError(f"{url!r}: write kinesis://STREAM: {error}") from None
     raise ConfigurationError(f"{url!r} is not a dead-letter destination: pass {KNOWN}")
 
 
@@ -229,7 +230,7 @@ async def fetch_whole(stored: StoredLetter, aws: Aws | None = None) -> Letter:
 
 
 def with_counts(letter: Letter, counted: Letter) -> Letter:
-    """Calls are counted in the box's letter, also if the whole letter is in the overflow."""
+    """`letter` with the counts of `counted`. Counts are in the box, even if the whole letter is in the overflow."""
     return replace(
         letter,
         attempts=counted.attempts,
@@ -240,7 +241,7 @@ def with_counts(letter: Letter, counted: Letter) -> Letter:
 
 
 async def delete_overflow(letter: Letter, aws: Aws | None = None) -> None:
-    """After its pointer is gone."""
+    """Deletes the letter's object in the overflow. Call it after the pointer is deleted."""
     if (pointer := letter.overflow) is None:
         return
     box = open_overflow(pointer, aws)

@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote, urlsplit
 from anabranch._aws.account import AwsAccount
 from anabranch._aws.control import BotocoreCalls
 from anabranch.config import Aws
-from anabranch.dead_letters.destinations import HOLD_SECONDS, StoredLetter, retention_warnings, translated
+from anabranch.dead_letters.destinations import HOLD_SECONDS, LetterBox, StoredLetter, retention_warnings, translated
 from anabranch.errors import AnabranchError, CodecError, DeadLetterError, ServiceError
 from anabranch.letters import Letter, decode_letter, encode_letter, stream_order
 
@@ -27,7 +27,7 @@ _LOST: Final = frozenset({"PreconditionFailed", "412"})
 _GONE: Final = frozenset({"NoSuchKey"})
 
 
-class S3Letters:
+class S3Letters(LetterBox):
     def __init__(
         self,
         bucket: str,
@@ -44,7 +44,6 @@ class S3Letters:
         self._region = region
         self._owner: str | None = None
         self._lock_tag: str | None = None
-        self.reveals_more = False
         self.unreadable: list[str] = []
 
     def __str__(self) -> str:
@@ -72,11 +71,8 @@ class S3Letters:
         ]
         return min(days, default=None)
 
-    async def limit_bytes(self) -> int | None:
-        return None
-
     def pointer(self, letter: Letter) -> str:
-        """Without an endpoint: a letter may come from anybody, and must not lead us to a server of theirs."""
+        """Has no endpoint: anybody may have written a letter, and it must not lead us to their server."""
         region = "" if self._region is None else f"?region={self._region}"
         return f"s3://{self._bucket}/{quote(self._object_key(letter))}{region}"
 
@@ -191,7 +187,7 @@ class S3Letters:
 
 
 def _rule_prefix(rule: dict[str, Any]) -> str:
-    """Rules by tag or size apply to none of our objects as far as we know."""
+    """The prefix of a lifecycle rule. A rule by tag or size gets one that none of our objects has."""
     given = rule.get("Filter", {})
     prefix: str = rule.get("Prefix", given.get("Prefix", "" if not given else "\0"))
     return prefix

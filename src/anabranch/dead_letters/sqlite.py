@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 from urllib.parse import quote
 
 from anabranch._daemon_threads import DaemonThreads
-from anabranch.dead_letters.destinations import HOLD_SECONDS, StoredLetter
+from anabranch.dead_letters.destinations import HOLD_SECONDS, LetterBox, StoredLetter
 from anabranch.errors import CodecError, DeadLetterError, LeaseStoreInvalidError, UsageError
 from anabranch.letters import Letter, decode_letter, encode_letter, stream_order
 from anabranch.stores.sqlite import (
@@ -55,13 +55,12 @@ _HOLD: Final = """
 """
 
 
-class SqliteLetters:
+class SqliteLetters(LetterBox):
     def __init__(self, path: Path) -> None:
         self.path = path
         self._thread = DaemonThreads(1, "anabranch-letters")
         self._connection: sqlite3.Connection | None = None
         self._owner: str | None = None
-        self.reveals_more = False
         self.unreadable: list[str] = []
         self._is_closed = False
 
@@ -75,9 +74,6 @@ class SqliteLetters:
             raise DeadLetterError(str(error), code="unusable") from None
         await self._run(lambda connection: connection.execute("SELECT count(*) FROM hold").fetchone(), create=True)
         return [] if warning is None else [warning]
-
-    async def limit_bytes(self) -> int | None:
-        return None
 
     async def write(self, letter: Letter) -> None:
         row = (
@@ -223,5 +219,5 @@ def _fetch_all(query: str, given: tuple[object, ...], connection: sqlite3.Connec
 
 
 def _text(text: str | None) -> str | None:
-    """SQLite takes no lone surrogates; the body has the key as it is."""
+    """Escapes lone surrogates, which SQLite does not accept. The body has the original key."""
     return None if text is None else text.encode(errors="backslashreplace").decode()

@@ -12,6 +12,7 @@ from pathlib import Path, PurePath
 from typing import Final
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
+from anabranch._model.kinds import refuse
 from anabranch._ports import LeaseStore
 from anabranch.config import Aws
 from anabranch.errors import ConfigurationError, LeaseStoreInvalidError
@@ -87,6 +88,14 @@ def _split(url: str) -> SplitResult | None:
         return None
 
 
+def _port(parts: SplitResult) -> int | None:
+    """None if it is not given, 0 if it is wrong."""
+    try:
+        return parts.port
+    except ValueError:
+        return 0
+
+
 def _dynamodb_store(url: str, app: str, aws: Aws | None) -> DynamoDbLeaseStore:
     parts, named = _split(url), f"leases={shown_url(url)!r}"
     if parts is None or parts.path.strip("/") or parts.fragment or "@" in parts.netloc:
@@ -97,13 +106,11 @@ def _dynamodb_store(url: str, app: str, aws: Aws | None) -> DynamoDbLeaseStore:
         violations.append(
             f"{named}: a DynamoDB table has a name of 3 to 255 letters, digits, underscores, dots and hyphens"
         )
-    options = _options(parts, named, ("region", "endpoint", "create_table"), violations)
-    _check_place(options, named, violations)
+    options = url_options(parts, named, ("region", "endpoint", "create_table"), violations)
     create = options.get("create_table")
     if create not in {None, "never"}:
         violations.append(f"{named}: create_table= can only be 'never'; without it a missing table is created")
-    if violations:
-        raise ConfigurationError(violations)
+    refuse(violations)
     return DynamoDbLeaseStore(
         app,
         table,
@@ -116,17 +123,12 @@ def _dynamodb_store(url: str, app: str, aws: Aws | None) -> DynamoDbLeaseStore:
 
 def _redis_store(url: str, app: str) -> RedisLeaseStore:
     parts, named = _split(url), f"leases={shown_url(url)!r}"
-    try:
-        port = parts.port if parts is not None else 0
-    except ValueError:
-        port = 0
-    database = "" if parts is None else parts.path.strip("/")
     if (
         parts is None
         or not parts.hostname
-        or port == 0
+        or _port(parts) == 0
         or parts.fragment
-        or not (database or "0").isdecimal()
+        or not (parts.path.strip("/") or "0").isdecimal()
         or ("@" in parts.query and "@" not in parts.netloc)  # the ? is part of a password
     ):
         raise ConfigurationError(
@@ -135,7 +137,7 @@ def _redis_store(url: str, app: str) -> RedisLeaseStore:
         )
     violations: list[str] = []
     has_tls = parts.scheme.lower() == "rediss"
-    options = _options(parts, named, ("replicas", "durability", *(_TLS_OPTIONS if has_tls else ())), violations)
+    options = url_options(parts, named, ("replicas", "durability", *(_TLS_OPTIONS if has_tls else ())), violations)
     replicas, durability = options.get("replicas", "0"), options.get("durability")
     if not replicas.isdecimal():
         violations.append(f"{named}: replicas= is a number: how many replicas must acknowledge each write")
@@ -148,12 +150,11 @@ def _redis_store(url: str, app: str) -> RedisLeaseStore:
         for name in _TLS_OPTIONS[:3]
         if name in options and not Path(options[name]).is_file()
     ]
-    if violations:
-        raise ConfigurationError(violations)
+    refuse(violations)
     address = RedisAddress(
         host=parts.hostname,
-        port=port or 6379,
-        database=int(database or "0"),
+        port=_port(parts) or 6379,
+        database=int(parts.path.strip("/") or "0"),
         username=unquote(parts.username) if parts.username else None,
         password=unquote(parts.password) if parts.password else None,
         tls={name: value for name, value in options.items() if name in _TLS_OPTIONS} if has_tls else None,
@@ -166,10 +167,8 @@ def _s3_store(url: str, app: str, aws: Aws | None) -> S3LeaseStore:
     if parts is None or parts.fragment or "@" in parts.netloc or _BUCKET.fullmatch(parts.netloc) is None:
         raise ConfigurationError(f"{named}: write s3://bucket[/prefix][?region=...][&endpoint=...]")
     violations: list[str] = []
-    options = _options(parts, named, ("region", "endpoint"), violations)
-    _check_place(options, named, violations)
-    if violations:
-        raise ConfigurationError(violations)
+    options = url_options(parts, named, ("region", "endpoint"), violations)
+    refuse(violations)
     return S3LeaseStore(
         parts.netloc,
         unquote(parts.path).strip("/"),
@@ -187,8 +186,8 @@ _SHOWN_SCHEME: Final = re.compile(r"(dynamodb|memory|postgres(ql)?|rediss?|s3|sq
 _NO_PORT: Final = re.compile(r"^(\w+://[^/:\[]*:)(?!\d*(/|$))[^/]*")
 
 
-def _options(parts: SplitResult, named: str, known: tuple[str, ...], violations: list[str]) -> dict[str, str]:
-    """The options of a URL. What is wrong with them is added to the violations."""
+def url_options(parts: SplitResult, named: str, known: tuple[str, ...], violations: list[str]) -> dict[str, str]:
+    """The options of a URL. Adds what is wrong with them to `violations`."""
     pairs = parse_qsl(parts.query, keep_blank_values=True)
     options = dict(pairs)
     if unknown := sorted(options.keys() - set(known)):
@@ -198,25 +197,18 @@ def _options(parts: SplitResult, named: str, known: tuple[str, ...], violations:
         violations.append(f"{named} has {what}: there are {', '.join(first)} and {last}")
     if len(pairs) > len(options):
         violations.append(f"{named}: an option is given twice")
-    return options
-
-
-def _check_place(options: Mapping[str, str], named: str, violations: list[str]) -> None:
-    region, endpoint = options.get("region"), options.get("endpoint")
-    if region is not None and _REGION.fullmatch(region) is None:
+    if "region" in known and "region" in options and _REGION.fullmatch(options["region"]) is None:
         violations.append(f"{named}: region= looks like eu-west-1")
-    if endpoint is not None and not _is_endpoint(endpoint):
+    if "endpoint" in known and "endpoint" in options and not _is_endpoint(options["endpoint"]):
         violations.append(f"{named}: endpoint= looks like http://localhost:8000, and has no user, password or path")
+    return options
 
 
 def _is_endpoint(url: str) -> bool:
     parts = _split(url)
     if parts is None or parts.scheme not in {"http", "https"} or not parts.hostname or "@" in parts.netloc:
         return False
-    try:
-        return parts.port != 0 and not (parts.path.strip("/") or parts.query or parts.fragment)
-    except ValueError:
-        return False
+    return _port(parts) != 0 and not (parts.path.strip("/") or parts.query or parts.fragment)
 
 
 def sqlite_path(url: str, named: str) -> Path:
@@ -275,10 +267,9 @@ def default_store(app: str, environ: Mapping[str, str], aws: Aws | None = None) 
             f"the leases in the DynamoDB table {DEFAULT_TABLE!r} and creates it; leases='sqlite:///path' on a "
             "volume that outlives this container, if there is only one; leases='memory://' to keep no position"
         )
-    folder = embedded_folder(environ)
     path = embedded_file(app, environ)
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise LeaseStoreInvalidError(
             f"the leases of application {app!r} would be kept in {path}, but its folder cannot be created "
@@ -288,7 +279,7 @@ def default_store(app: str, environ: Mapping[str, str], aws: Aws | None = None) 
         "the leases of application %r are in %s, which only processes on this machine can share; "
         "workers on several machines need a shared store (leases='dynamodb://')", app, path,
     )  # fmt: skip
-    if is_ephemeral(kind := file_system(folder)):
+    if is_ephemeral(kind := file_system(path.parent)):
         _log.warning(
             "%s is on %s: the application's position is lost when that is removed; use a persistent path", path, kind
         )
@@ -302,18 +293,14 @@ def container_platform(environ: Mapping[str, str]) -> str | None:
 
 
 def embedded_folder(environ: Mapping[str, str]) -> Path:
-    """The folder of the embedded stores; it may not exist yet."""
-    return _state_directory(environ) / "anabranch"
+    """The folder of the embedded stores; it may not exist yet. By the XDG base directory specification, only absolute
+    paths count.
+    """
+    state, home = environ.get("XDG_STATE_HOME", ""), environ.get("HOME", "")
+    if state.startswith("/"):
+        return Path(state) / "anabranch"
+    return (Path(home) if home.startswith("/") else Path.home()) / ".local" / "state" / "anabranch"
 
 
 def embedded_file(app: str, environ: Mapping[str, str]) -> Path:
     return embedded_folder(environ) / f"{quote(app, safe=' @+')}{EMBEDDED_SUFFIX}"
-
-
-def _state_directory(environ: Mapping[str, str]) -> Path:
-    """By the XDG base directory specification, only absolute paths count."""
-    named = environ.get("XDG_STATE_HOME", "")
-    if named.startswith("/"):
-        return Path(named)
-    home = environ.get("HOME", "")
-    return (Path(home) if home.startswith("/") else Path.home()) / ".local" / "state"

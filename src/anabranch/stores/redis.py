@@ -96,7 +96,6 @@ class RedisServer(NamedTuple):
     """What a server says about itself."""
 
     version: str
-    role: str
     replicas: int
     appendonly: str | None
     """None if CONFIG GET is not allowed."""
@@ -127,7 +126,7 @@ class _Link:
         self._turn = asyncio.Lock()
 
     async def send(self, *commands: Sequence[Any]) -> list[Any]:
-        """Sends the commands in one piece. An error that the server gave as an answer is in the list."""
+        """Sends the commands together. Error responses are returned in the list."""
         connection = self._connection
         async with self._turn:
             await self._connect()
@@ -198,15 +197,6 @@ class _Links(PerLoop[_Link]):
         return _Link(SSLConnection(**options, ssl_check_hostname=checks_name, **address.tls))
 
 
-def _require_redis() -> None:
-    try:
-        import redis.asyncio  # noqa: F401, PLC0415 -- an extra
-    except ImportError:
-        raise ConfigurationError(
-            "leases='redis://...' needs the package `redis`: pip install 'anabranch[redis]'"
-        ) from None
-
-
 class RedisLeaseStore(RowLeaseStore):
     """`replicas`: how many replicas must acknowledge each write. `accepts_loss`: also use a server that may lose what
     it acknowledged.
@@ -214,7 +204,12 @@ class RedisLeaseStore(RowLeaseStore):
 
     def __init__(self, address: RedisAddress, app: str, *, replicas: int = 0, accepts_loss: bool = False) -> None:
         super().__init__(app)
-        _require_redis()
+        try:
+            import redis.asyncio  # noqa: F401, PLC0415 -- an extra
+        except ImportError:
+            raise ConfigurationError(
+                "leases='redis://...' needs the package `redis`: pip install 'anabranch[redis]'"
+            ) from None
         self.address = address
         self.replicas = replicas
         self.accepts_loss = accepts_loss
@@ -230,34 +225,31 @@ class RedisLeaseStore(RowLeaseStore):
 
     async def open(self, app: AppRow) -> AppRow:
         try:
-            return await self._open(app)
+            if not self.accepts_loss and (losses := (await self.server()).losses()):
+                raise LeaseStoreInvalidError(
+                    f"Redis at {self}: {'; '.join(losses)}",
+                    code="not_durable",
+                    advice="change that, or write ?durability=accept_loss in its URL; then records may be handled "
+                    "again, or by two workers at once, after Redis has lost rows",
+                )
+            return await super().open(app)
         except LeaseStoreError as error:
             if error.code == "access_denied":  # at a start, waiting does not help
                 raise LeaseStoreInvalidError(str(error), code=error.code) from error
             raise
 
-    async def _open(self, app: AppRow) -> AppRow:
-        if not self.accepts_loss and (losses := (await self.server()).losses()):
-            raise LeaseStoreInvalidError(
-                f"Redis at {self}: {'; '.join(losses)}",
-                code="not_durable",
-                advice="change that, or write ?durability=accept_loss in its URL; then records may be handled again, "
-                "or by two workers at once, after Redis has lost rows",
-            )
-        return await super().open(app)
-
     # the primitives
 
     async def identity(self) -> str:
-        _, evidence = await self._read([], [])
+        _, evidence = await self._run(_READ, [], [])
         return evidence
 
     async def get(self, keys: Sequence[RowKey]) -> Found:
-        answers, evidence = await self._read([_hash(key) for key in keys], [_field(key) for key in keys])
+        answers, evidence = await self._run(_READ, [_hash(key) for key in keys], [_field(key) for key in keys])
         return Found([self._row(key.kind, data) for key, data in zip(keys, answers, strict=True)], evidence)
 
     async def scan(self, scopes: Sequence[Scope]) -> Found:
-        answers, evidence = await self._read([_hash(scope) for scope in scopes], [""] * len(scopes))
+        answers, evidence = await self._run(_READ, [_hash(scope) for scope in scopes], [""] * len(scopes))
         rows = [
             (scope, self._row(scope.kind, data)) for scope, one in zip(scopes, answers, strict=True) for data in one
         ]
@@ -265,14 +257,14 @@ class RedisLeaseStore(RowLeaseStore):
 
     async def change(self, keys: Sequence[RowKey], update: Update) -> Changed:
         hashes, fields = [_hash(key) for key in keys], [_field(key) for key in keys]
-        # Most rows are changed by one worker: what it wrote last is what is stored, and the script compares it anyway.
+        # Most rows are changed by one worker only, so they are as it wrote them last. The script checks that.
         written: list[bytes] | None = [self._last.pop(key, b"") for key in keys]
         stored = written if written and all(written) else None
         async with _deadline(self):
             while True:
                 is_read, evidence = stored is None, ""
                 if stored is None:
-                    stored, evidence = await self._read(hashes, fields)
+                    stored, evidence = await self._run(_READ, hashes, fields)
                 before = [self._row(key.kind, data) for key, data in zip(keys, stored, strict=True)]
                 after = update(before)
                 unchanged = [new is old for new, old in zip(after, before, strict=True)]
@@ -306,25 +298,16 @@ class RedisLeaseStore(RowLeaseStore):
                 return sorted(set(names))
 
     async def server(self) -> RedisServer:
+        sections = await self._send(("INFO", "server"), ("INFO", "replication"))
         settings = [("CONFIG", "GET", name) for name in _SETTINGS]  # one each: older servers take no list
-        with self._translated():
-            async with _deadline(self):
-                link = await self._links.get()
-                *sections, first, second, third = await link.send(
-                    ("INFO", "server"), ("INFO", "replication"), *settings
-                )
-            info = _info(b"".join(self._checked(one) for one in sections))
+        answers = await self._send(*settings, errors_allowed=True)
+        lines = b"".join(sections).decode().splitlines()
+        info = dict(line.split(":", 1) for line in lines if ":" in line)
         return RedisServer(
-            info.get("redis_version", "unknown"),
-            info.get("role", "unknown"),
-            int(info.get("connected_slaves", "0")),
-            *(_setting(answer) for answer in (first, second, third)),
+            info.get("redis_version", "unknown"), int(info.get("connected_slaves", "0")), *map(_setting, answers)
         )
 
     # requests
-
-    async def _read(self, hashes: Sequence[str], fields: Sequence[str]) -> tuple[list[Any], str]:
-        return await self._run(_READ, hashes, fields)
 
     async def _run(
         self, script: str, keys: Sequence[str], arguments: Sequence[str | bytes], *, replicas: int = 0
@@ -350,17 +333,15 @@ class RedisLeaseStore(RowLeaseStore):
             )
         return found, f"{run_id.decode()} {replication_id.decode()}"
 
-    async def _send(self, *commands: Sequence[Any]) -> list[Any]:
+    async def _send(self, *commands: Sequence[Any], errors_allowed: bool = False) -> list[Any]:
         with self._translated():
             async with _deadline(self):
                 link = await self._links.get()
-                return [self._checked(answer) for answer in await link.send(*commands)]
-
-    @staticmethod
-    def _checked(answer: Any) -> Any:
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+                answers = await link.send(*commands)
+            for answer in answers:
+                if isinstance(answer, Exception) and not errors_allowed:
+                    raise answer
+        return answers
 
     def _row(self, kind: Any, data: bytes) -> Row | None:
         if not data:
@@ -404,10 +385,6 @@ def _hash(place: RowKey | Scope) -> str:
 
 def _field(key: RowKey) -> str:
     return " ".join(str(part) for part in key.name) or "row"
-
-
-def _info(text: bytes) -> dict[str, str]:
-    return dict(line.split(":", 1) for line in text.decode().splitlines() if ":" in line)
 
 
 def _setting(answer: Any) -> str | None:

@@ -123,6 +123,7 @@ def live(world, redrive_type, *, with_review=True):
     """One life of a process; None if it crashed."""
     redrive = redrive_type(
         box=Box(world),
+        owner="me",
         delivery=Handler(world),
         settings=RedriveSettings(
             policy=Retry(attempts=3, backoff=0.0, backoff_max=0.0),
@@ -135,7 +136,7 @@ def live(world, redrive_type, *, with_review=True):
         aws=None,
     )
     try:
-        return asyncio.run(redrive.run(LetterFilter(), "me"))
+        return asyncio.run(redrive.run(LetterFilter()))
     except CrashError:
         return None
 

@@ -176,6 +176,8 @@ class RedriveSettings(msgspec.Struct, frozen=True, kw_only=True):
 @dataclass(kw_only=True)
 class Redrive:
     box: LetterBox
+    owner: str
+    """Who holds the box: others wait until it lets go."""
     delivery: LetterDelivery
     settings: RedriveSettings
     review: LetterDestination | None
@@ -190,14 +192,15 @@ class Redrive:
         self._next_start = 0.0
         self._last_of_key: dict[tuple[str, str, str], asyncio.Task[None]] = {}
 
-    async def run(self, wanted: LetterFilter, owner: str) -> RedriveReport:
+    async def run(self, wanted: LetterFilter) -> RedriveReport:
         """Delivers until no letter is left, or until it is stopped. Raises `DeadLetterError` if the box or the review
         destination fails, or if somebody else holds the box.
         """
-        await self.box.hold(owner)
+        self._tally = RedriveTally()
+        await self.box.hold(self.owner)
         try:
             async with asyncio.TaskGroup() as group:
-                renewing = group.create_task(self._keep_hold(owner))
+                renewing = group.create_task(self._keep_hold())
                 while await self._deliver_all(wanted) and self.box.reveals_more and not self.stop.is_set():
                     pass
                 renewing.cancel()
@@ -212,12 +215,12 @@ class Redrive:
     def report(self) -> RedriveReport:
         return self._tally.report(len(self.box.unreadable))
 
-    async def _keep_hold(self, owner: str) -> None:
+    async def _keep_hold(self) -> None:
         renewed_at = monotonic()
         while True:
             await asyncio.sleep(HOLD_SECONDS / 3)
             try:
-                await self.box.hold(owner)
+                await self.box.hold(self.owner)
             except DeadLetterError as error:
                 if error.code == "locked" or not error.retryable or monotonic() - renewed_at > HOLD_SECONDS * 0.8:
                     raise
@@ -235,7 +238,7 @@ class Redrive:
                 if not (wanted.matches(stored.letter) and self.accepts(stored.letter)):
                     continue
                 self._tally.add()
-                # If a process died during its delivery, it is delivered alone: no other letter can be the cause then.
+                # A letter whose delivery was cut off is delivered alone: if the process dies again, it is the cause.
                 needed = self.settings.concurrency if stored.letter.redrives_cut_off else 1
                 for _ in range(needed):
                     await slots.acquire()
@@ -509,8 +512,8 @@ class DeadLetters:
         if dry_run:
             return await self._count(where, registered.takes)
         delivery = HandlerDelivery(registered, concurrency)
-        async with self._prepared(delivery, settings, registered.takes, stop, on_progress) as run:
-            return await run(where)
+        async with self._prepared(delivery, settings, registered.takes, stop, on_progress) as redrive:
+            return await redrive.run(where)
 
     async def put_back(
         self,
@@ -529,13 +532,14 @@ class DeadLetters:
         """
         settings = _settings(policy, rate, 1, review)
         try:
-            delivery = StreamDelivery(None if stream is None else parse_stream(stream), self._aws)
+            target = None if stream is None else parse_stream(stream)
         except ValueError as error:
             raise ConfigurationError(str(error)) from None
         if dry_run:
             return await self._count(where, lambda _: True)
-        async with self._prepared(delivery, settings, lambda _: True, stop, on_progress) as run:
-            return await run(where)
+        delivery = StreamDelivery(target, self._aws)
+        async with self._prepared(delivery, settings, lambda _: True, stop, on_progress) as redrive:
+            return await redrive.run(where)
 
     async def work(
         self,
@@ -563,9 +567,9 @@ class DeadLetters:
             delivery = HandlerDelivery(registered, concurrency)
             try:
                 await self._box.check(0)  # creates the file: the worker may start before the consumer
-                async with self._prepared(delivery, settings, registered.takes, stop, on_progress) as run:
+                async with self._prepared(delivery, settings, registered.takes, stop, on_progress) as redrive:
                     while not stop.is_set():
-                        await run(ALL)
+                        await redrive.run(ALL)
                         await _wait(stop, idle)
             except DeadLetterError as error:
                 if not error.retryable:
@@ -581,13 +585,17 @@ class DeadLetters:
         accepts: Callable[[Letter], bool],
         stop: asyncio.Event | None,
         on_progress: Callable[[RedriveReport], None],
-    ) -> AsyncIterator[Callable[[LetterFilter], Awaitable[RedriveReport]]]:
-        """Yields a function that redrives once. The review destination is open and checked."""
-        owner, review = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}", None
-
-        def run(where: LetterFilter) -> Awaitable[RedriveReport]:
-            redrive = Redrive(
+    ) -> AsyncIterator[Redrive]:
+        """The review destination is open and checked."""
+        review = None
+        self._unreadable = self._box.unreadable
+        try:
+            review = self._open_review(settings)
+            for warning in [] if review is None else await review.check(0):
+                _log.warning("%s", warning)
+            yield Redrive(
                 box=self._box,
+                owner=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}",
                 delivery=delivery,
                 settings=settings,
                 review=review,
@@ -596,14 +604,6 @@ class DeadLetters:
                 on_progress=on_progress,
                 aws=self._aws,
             )
-            return redrive.run(where, owner)
-
-        self._unreadable = self._box.unreadable
-        try:
-            review = self._open_review(settings)
-            for warning in [] if review is None else await review.check(0):
-                _log.warning("%s", warning)
-            yield run
         finally:
             await delivery.close()
             if review is not None:
@@ -655,9 +655,7 @@ def _settings(
     review: str | None,
     registered: RegisteredHandler | None = None,
 ) -> RedriveSettings:
-    """The review destination is that of the consumer's policy, unless it is given. The overflow and `redact` always
-    are.
-    """
+    """The consumer's policy has the overflow, `redact` and, if `review` is None, the review destination."""
     given = {"policy": policy, "rate": rate, "concurrency": concurrency, "review": review}
     kinds = {"policy": Retry, "rate": float | None, "concurrency": int, "review": str | None}
     check_types(given, kinds)

@@ -100,6 +100,8 @@ def _gauge(name: str, text: str, unit: Unit = "Count") -> Metric:
     return Metric(name, "gauge", unit, text)
 
 
+# Metrics in a dictionary are named by the field that has their value.
+
 # a consumer: the process and its shards
 
 _COUNTED: Final = {
@@ -129,16 +131,18 @@ SUBSCRIPTION_AGE: Final = _gauge("SubscriptionAge", "How long a subscription (fa
 STALLED: Final = _gauge("StalledShards", "Shards that are stalled, for a reason that status() names.")
 ACTIVE_SHARDS: Final = _gauge("ActiveShards", "Shards that this process holds.")
 LEASES_HELD: Final = _gauge("LeasesHeld", "Leases that this process holds.")
-LEASES_TAKEN: Final = _counter("LeasesTaken", "Leases that this process took.")
-HAND_OFFS: Final = _counter("HandOffs", "Leases that this process gave to another worker.")
-LEASES_LOST: Final = _counter("LeasesLost", "Leases that this process lost.")
-BUDGET_USED: Final = _gauge("BudgetUsedBytes", "Bytes of the budget in use, including reads in progress.", "Bytes")
-BUDGET_LIMIT: Final = _gauge("BudgetLimitBytes", "The byte budget.", "Bytes")
-DEAD_LETTER_AGE: Final = _gauge("DeadLetterAge", "Time since a record was last dead-lettered.", "Seconds")
-STORE_TIME: Final = Metric("StoreCallTime", "times", "Milliseconds", "How long calls to the lease store took.")
-STORE_ERRORS: Final = _counter("StoreErrors", "Calls to the lease store that failed or had no answer.")
-STORE_THROTTLES: Final = _counter("StoreThrottles", "Calls that the lease store throttled.")
-LOOP_LAG: Final = Metric("LoopLag", "times", "Milliseconds", "How late the event loop was.")
+_OF_PROCESS: Final = {
+    "lease_taken_count": _counter("LeasesTaken", "Leases that this process took."),
+    "hand_off_count": _counter("HandOffs", "Leases that this process gave to another worker."),
+    "lease_lost_count": _counter("LeasesLost", "Leases that this process lost."),
+    "budget_used_bytes": _gauge("BudgetUsedBytes", "Bytes of the budget in use, including reads in progress.", "Bytes"),
+    "budget_limit_bytes": _gauge("BudgetLimitBytes", "The byte budget.", "Bytes"),
+    "dead_letter_age": _gauge("DeadLetterAge", "Time since a record was last dead-lettered.", "Seconds"),
+    "store_calls": Metric("StoreCallTime", "times", "Milliseconds", "How long calls to the lease store took."),
+    "store_failure_count": _counter("StoreErrors", "Calls to the lease store that failed or had no answer."),
+    "store_throttle_count": _counter("StoreThrottles", "Calls that the lease store throttled."),
+    "loop_lags": Metric("LoopLag", "times", "Milliseconds", "How late the event loop was."),
+}
 
 _OF_SHARD: Final[Mapping[Metric, Callable[[ShardState], float | None]]] = {
     BEHIND: lambda shard: shard.millis_behind_latest,
@@ -164,22 +168,9 @@ def consumer_measurements(
         of_shards = [found for shard in shards if (found := value_of(shard)) is not None]
         if of_shards or metric.unit in _SUMMED_UNITS:
             yield Measurement(metric=metric, value=_combined(metric, of_shards), labels=labels)
-    for metric, value in (
-        (ACTIVE_SHARDS, len(shards)),
-        (LEASES_HELD, len(shards)),
-        (LEASES_TAKEN, measures.lease_taken_count),
-        (HAND_OFFS, measures.hand_off_count),
-        (LEASES_LOST, measures.lease_lost_count),
-        (BUDGET_USED, measures.budget_used_bytes),
-        (BUDGET_LIMIT, measures.budget_limit_bytes),
-        (DEAD_LETTER_AGE, measures.dead_letter_age),
-        (STORE_TIME, measures.store_calls),
-        (STORE_ERRORS, measures.store_failure_count),
-        (STORE_THROTTLES, measures.store_throttle_count),
-        (LOOP_LAG, measures.loop_lags),
-    ):
-        if value is not None:
-            yield Measurement(metric=metric, value=value, labels=labels)
+    yield Measurement(metric=ACTIVE_SHARDS, value=len(shards), labels=labels)
+    yield Measurement(metric=LEASES_HELD, value=len(shards), labels=labels)
+    yield from _fields(measures, _OF_PROCESS, labels)
     for name, summary in own.items():
         yield Measurement(
             metric=Metric(name, "summary", "None", "A metric of the program.", is_own=True),
@@ -200,13 +191,18 @@ def _shard_measurements(shard: ShardState, of_app: Mapping[str, str]) -> Iterato
 
 
 def _counted(counters: Counters, labels: Mapping[str, str]) -> Iterator[Measurement]:
-    for name, metric in _COUNTED.items():
-        yield Measurement(metric=metric, value=getattr(counters, name), labels=labels)
+    yield from _fields(counters, _COUNTED, labels)
     yield Measurement(metric=PROCESSING_LATENCY, value=counters.calls.copy(), labels=labels)
     # Skipped and dead-lettered records are finished too, but no attempt to handle them succeeded.
     succeeded = counters.handled_count - counters.skipped_count - counters.dead_letter_count
     failed = counters.failed_count
     yield Measurement(metric=ERROR_RATE, value=Summary(succeeded + failed, failed), labels=labels)
+
+
+def _fields(owner: object, metrics: Mapping[str, Metric], labels: Mapping[str, str]) -> Iterator[Measurement]:
+    for name, metric in metrics.items():
+        if (value := getattr(owner, name)) is not None:
+            yield Measurement(metric=metric, value=value, labels=labels)
 
 
 # a producer: its streams and their shards, under the KPL's names
@@ -223,14 +219,22 @@ _WRITTEN_OF_STREAM: Final = {
     "expired_count": _counter("UserRecordExpired", "User records whose delivery timeout passed."),
     "attempt_count": _counter("Attempts", "Kinesis records that were sent, retries included."),
     "request_count": _counter("Requests", "PutRecords calls."),
+    "buffering": Metric("BufferingTime", "times", "Milliseconds", "Time from a put until its record is sent."),
+    "requests": Metric("RequestTime", "times", "Milliseconds", "How long PutRecords calls took."),
+}
+_OF_STREAM: Final = {
+    "pending_count": _gauge("UserRecordsPending", "User records without an outcome."),
+    "requests_in_flight": _gauge("RequestsInFlight", "PutRecords calls without a response."),
+}
+_OF_PRODUCER: Final = {
+    "buffered_bytes": _gauge("ProducerBufferedBytes", "Bytes of the producer's buffer in use.", "Bytes"),
+    "buffer_limit_bytes": _gauge("ProducerBufferLimitBytes", "The size of the producer's buffer.", "Bytes"),
+    "waiting_count": _gauge("PutsWaiting", "Puts that wait for buffer space."),
 }
 RECEIVED: Final = _counter("UserRecordsReceived", "User records that were put.")
-PENDING: Final = _gauge("UserRecordsPending", "User records without an outcome.")
 ALL_ERRORS: Final = _counter("AllErrors", "Failed attempts to write Kinesis records.")
 ERRORS_BY_CODE: Final = _counter("ErrorsByCode", "Failed attempts to write Kinesis records, by error code.")
 RETRIES_PER_RECORD: Final = Metric("RetriesPerRecord", "summary", "Count", "Retries per Kinesis record.")
-BUFFERING_TIME: Final = Metric("BufferingTime", "times", "Milliseconds", "Time from a put until its record is sent.")
-REQUEST_TIME: Final = Metric("RequestTime", "times", "Milliseconds", "How long PutRecords calls took.")
 PER_KINESIS_RECORD: Final = Metric(
     "UserRecordsPerKinesisRecord", "summary", "Count", "User records per delivered Kinesis record."
 )
@@ -244,16 +248,10 @@ AGGREGATION_RATIO: Final = Metric(
 LIMITER_RATE: Final = _gauge(
     "LimiterRate", "The share of the full rate at which the slowest shard is written to.", "None"
 )
-IN_FLIGHT: Final = _gauge("RequestsInFlight", "PutRecords calls without a response.")
-WRITE_BUFFERED: Final = _gauge("ProducerBufferedBytes", "Bytes of the producer's buffer in use.", "Bytes")
-WRITE_BUFFER: Final = _gauge("ProducerBufferLimitBytes", "The size of the producer's buffer.", "Bytes")
-PUTS_WAITING: Final = _gauge("PutsWaiting", "Puts that wait for buffer space.")
 
 
 def producer_measurements(status: ProducerStatus, level: Level) -> Iterator[Measurement]:
-    yield Measurement(metric=WRITE_BUFFERED, value=status.buffered_bytes)
-    yield Measurement(metric=WRITE_BUFFER, value=status.buffer_limit_bytes)
-    yield Measurement(metric=PUTS_WAITING, value=status.waiting_count)
+    yield from _fields(status, _OF_PRODUCER, {})
     for stream in status.streams:
         yield from _stream_measurements(stream)
         for shard in stream.shards if level == "detailed" else ():
@@ -265,16 +263,12 @@ def producer_measurements(status: ProducerStatus, level: Level) -> Iterator[Meas
 def _stream_measurements(stream: StreamWrites) -> Iterator[Measurement]:
     labels, counters = {"stream": stream.stream}, stream.counters
     yield from _written(counters, labels)
-    for name, metric in _WRITTEN_OF_STREAM.items():
-        yield Measurement(metric=metric, value=getattr(counters, name), labels=labels)
+    yield from _fields(counters, _WRITTEN_OF_STREAM, labels)
+    yield from _fields(stream, _OF_STREAM, labels)
     settled, requests = counters.delivered_count + counters.failed_count, counters.request_count
     for metric, value in (
         (RECEIVED, settled + stream.pending_count),
-        (PENDING, stream.pending_count),
-        (IN_FLIGHT, stream.requests_in_flight),
         (RETRIES_PER_RECORD, Summary(counters.attempt_count - counters.retry_count, counters.retry_count)),
-        (BUFFERING_TIME, counters.buffering),
-        (REQUEST_TIME, counters.requests),
         (PER_KINESIS_RECORD, Summary(counters.kinesis_count, counters.delivered_count)),
         (KINESIS_PER_REQUEST, Summary(requests, counters.attempt_count)),
         (USER_PER_REQUEST, Summary(requests, counters.user_attempt_count)),
@@ -286,8 +280,7 @@ def _stream_measurements(stream: StreamWrites) -> Iterator[Measurement]:
 
 
 def _written(counters: WriteCounters, labels: Mapping[str, str]) -> Iterator[Measurement]:
-    for name, metric in _WRITTEN.items():
-        yield Measurement(metric=metric, value=getattr(counters, name), labels=labels)
+    yield from _fields(counters, _WRITTEN, labels)
     yield Measurement(metric=ALL_ERRORS, value=sum(counters.errors.values()), labels=labels)
     for code, count in sorted(counters.errors.items()):
         yield Measurement(metric=ERRORS_BY_CODE, value=count, labels={**labels, "code": code})
@@ -295,8 +288,11 @@ def _written(counters: WriteCounters, labels: Mapping[str, str]) -> Iterator[Mea
 
 KNOWN_METRICS: Final = (
     *_COUNTED.values(),
+    *_OF_PROCESS.values(),
     *_WRITTEN.values(),
     *_WRITTEN_OF_STREAM.values(),
+    *_OF_STREAM.values(),
+    *_OF_PRODUCER.values(),
     *(value for value in tuple(globals().values()) if isinstance(value, Metric)),
 )
 

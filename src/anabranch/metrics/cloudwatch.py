@@ -60,7 +60,7 @@ class Datum(NamedTuple):
 def batches_of(
     measured: list[Measurement], sent: Sent, dimensions: Mapping[str, str]
 ) -> Iterator[tuple[list[Datum], Sent]]:
-    """What changed since `sent`, and all gauges, in parts that one call can take. Each with what has been sent then."""
+    """What changed since `sent`, and all gauges, in batches that fit one call. Each comes with its readings."""
     streams = {one.labels["stream"] for one in measured if "app" in one.labels and "stream" in one.labels}
     data: list[Datum] = []
     readings: Sent = {}
@@ -84,9 +84,8 @@ def _data_of(one: Measurement, sent: Value | None, dimensions: Mapping[str, str]
     value = one.value
     if one.metric.kind == "counter" and not value:
         return []  # CloudWatch charges for each metric
-    if (
-        one.grows and sent is not None and size_of(sent) <= size_of(value)
-    ):  # otherwise the counter was reset, with a new lease
+    is_reset = sent is not None and size_of(sent) > size_of(value)  # with a new lease
+    if one.grows and sent is not None and not is_reset:
         value = added(value, sent, -1)
     found = list(_values(value).items())
     data = []
@@ -131,7 +130,7 @@ def _check_options(namespace: str | None, interval: float, dimensions: Mapping[s
 
 
 def namespace_of(source: Source) -> str:
-    """Without what CloudWatch does not allow: the name of an application may have any characters."""
+    """Replaces what CloudWatch does not allow: the name of an application may have any characters."""
     return re.sub(r"[^0-9A-Za-z._/# -]", "_", source.namespace)[:255]
 
 
@@ -324,7 +323,7 @@ def embedded_documents(namespace: str, data: list[Datum], now_ms: int) -> Iterat
 
 
 def _without_repeats(data: list[Datum]) -> tuple[list[Datum], list[Datum]]:
-    """A document has each name once: the rest goes into the next one."""
+    """What one document can have, with each name once, and the rest for the next one."""
     names: dict[str, Datum] = {}
     rest: list[Datum] = []
     for datum in data:

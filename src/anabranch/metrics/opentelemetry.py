@@ -53,7 +53,7 @@ class OpenTelemetry:
         instruments.sources[source] = self.level
 
     async def stop(self, source: Source) -> None:
-        """What was counted stays, until the program ends: a reader may ask later than that."""
+        """Keeps the values until the program ends: a reader may ask for them after the stop."""
 
 
 class Instruments:

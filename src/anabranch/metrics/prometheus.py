@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from copy import copy
+from types import SimpleNamespace
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -43,7 +44,7 @@ class Prometheus:
         collector_of(self.registry).sources[source] = self.level
 
     async def stop(self, source: Source) -> None:
-        """What was counted stays: a scrape that comes later must not see the counters disappear."""
+        """Keeps the values: counters must not disappear from later scrapes."""
 
 
 def _client() -> Any:
@@ -110,12 +111,7 @@ def text_of(found: Iterable[Any]) -> bytes:
             series.setdefault((sample.name, tuple(sorted(sample.labels.items()))), sample)
     for name, family in merged.items():
         family.samples = list(samples[name].values())
-
-    class Merged:
-        def collect(self) -> Iterator[Any]:
-            return iter(merged.values())
-
-    return bytes(_client().generate_latest(Merged()))
+    return bytes(_client().generate_latest(SimpleNamespace(collect=merged.values)))
 
 
 def families(measured: Iterable[Measurement]) -> Iterator[Any]:
@@ -168,7 +164,7 @@ def _add_sample(family: Any, one: Measurement) -> None:
 
 
 def _texts(labels: Mapping[str, str]) -> list[str]:
-    """Empty for a label that does not apply: Prometheus treats it as missing."""
+    """The values of all labels. Prometheus treats an empty one as missing."""
     return [labels.get(name, "") for name in _LABELS]
 
 

@@ -55,7 +55,7 @@ class Source:
         self._loop = asyncio.get_running_loop()
 
     def end(self) -> None:
-        """Its owner has ended: only what it counted is left. On its event loop."""
+        """Its owner has ended: only its counters are left. Call it on the owner's event loop."""
         final = [one for one in self._measure("detailed") if one.grows]
         self._last = {"summary": [one for one in final if not one.is_of_shard], "detailed": final}
         self._loop = None
@@ -155,10 +155,6 @@ class Exporters:
                 exporter.start(self.source)
             except Exception as error:  # noqa: BLE001 -- an exporter must not keep records from being handled
                 self.source.failed(exporter, error)
-
-    @property
-    def names(self) -> list[str]:
-        return [type(exporter).__name__ for exporter in self._exporters]
 
     def of_type(self, kind: type[E]) -> list[E]:
         return [exporter for exporter in self._exporters if isinstance(exporter, kind)]

@@ -75,72 +75,53 @@ __all__ = [
 
 # A name is loaded when it is first used: `import anabranch` is quick, needs no botocore, and Ctrl-C soon finds the
 # command line ready.
-_HOMES = {
-    "Alert": "alerts",
-    "AnabranchError": "errors",
-    "Application": "application",
-    "Attempt": "records",
-    "Aws": "config",
-    "Batch": "records",
-    "BatchFailure": "records",
-    "Budget": "budget",
-    "CheckpointSettings": "config",
-    "Consumer": "consumer",
-    "ConsumerSettings": "config",
-    "ConsumerStatus": "reports",
-    "Context": "records",
-    "DeadLetter": "policies",
-    "DeadLetters": "dead_letters",
-    "Delivery": "_engine.writing.writer",
-    "Event": "events",
-    "FanOutSettings": "config",
-    "FleetStatus": "reports",
-    "FlushReport": "reports",
-    "LeaseSettings": "config",
-    "PollingSettings": "config",
-    "Producer": "producer",
-    "ProducerSettings": "config",
-    "PutResult": "records",
-    "Record": "records",
-    "Retry": "policies",
-    "Skip": "policies",
-    "Stop": "policies",
-    "StopReport": "reports",
-    "SyncDelivery": "_engine.writing.write_thread",
-    "SyncProducer": "sync_producer",
-    "deaggregate": "lambda_events",
-    "json_lines": "values",
+_NAMES_OF = {
+    "_engine.writing.write_thread": ("SyncDelivery",),
+    "_engine.writing.writer": ("Delivery",),
+    "alerts": ("Alert",),
+    "application": ("Application",),
+    "budget": ("Budget",),
+    "config": (
+        "Aws",
+        "CheckpointSettings",
+        "ConsumerSettings",
+        "FanOutSettings",
+        "LeaseSettings",
+        "PollingSettings",
+        "ProducerSettings",
+    ),
+    "consumer": ("Consumer",),
+    "dead_letters": ("DeadLetters",),
+    "errors": ("AnabranchError",),
+    "events": ("Event",),
+    "health": (),
+    "lambda_events": ("deaggregate",),
+    "letters": (),
+    "limits": (),
+    "logs": (),
+    "measures": (),
+    "metrics": (),
+    "policies": ("DeadLetter", "Retry", "Skip", "Stop"),
+    "producer": ("Producer",),
+    "records": ("Attempt", "Batch", "BatchFailure", "Context", "PutResult", "Record"),
+    "reports": ("ConsumerStatus", "FleetStatus", "FlushReport", "StopReport"),
+    "sync_producer": ("SyncProducer",),
+    "values": ("json_lines",),
 }
-_MODULES = (
-    "alerts",
-    "config",
-    "errors",
-    "events",
-    "health",
-    "lambda_events",
-    "letters",
-    "limits",
-    "logs",
-    "measures",
-    "metrics",
-    "policies",
-    "records",
-    "reports",
-    "values",
-)
 
 
 def __getattr__(name: str) -> "Any":
     import importlib  # noqa: PLC0415 -- only needed here
 
-    if name in _MODULES:
+    if name in _NAMES_OF:
         return importlib.import_module(f"anabranch.{name}")
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"anabranch.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+    for module, names in _NAMES_OF.items():
+        if name in names:
+            value = getattr(importlib.import_module(f"anabranch.{module}"), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_MODULES})
+    return sorted({*globals(), *__all__, *filter(str.isidentifier, _NAMES_OF)})

@@ -10,7 +10,6 @@ import os
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
-from types import TracebackType
 from typing import Final, Self
 
 from msgspec.structs import replace
@@ -20,7 +19,7 @@ from anabranch._core.leases.status import ANSWERED_EVERY_MS, RENEWED_EVERY_MS, F
 from anabranch._core.leases.timing import LEASE_EXPIRY_MS_DEFAULT
 from anabranch._core.monitor import AlertState, FleetLag
 from anabranch._engine.clock import SystemClock
-from anabranch._model.kinds import check_types, refuse
+from anabranch._model.kinds import check_arguments, refuse
 from anabranch._model.leases import Conflict, ControlRow, LeaseRow, MemberRow, Place
 from anabranch._model.streams import Position
 from anabranch._ports import Clock, LeaseStore
@@ -37,32 +36,20 @@ __all__ = ["Application"]
 
 _POLL_SECONDS: Final = 0.25
 _ANSWER_MS: Final = 10_000
-"""How long a command waits for an answer, after every silent worker counts as dead."""
+"""How long a command waits for an answer after the longest lease expiry."""
 _APPLY_SECONDS: Final = 5.0
 _REQUESTER_CHARACTERS_MAX: Final = 30
 _WATCH_WRITE_SECONDS: Final = 1.0
-_SCALING_KINDS: Final = {
-    "target_lag": float,
-    "catch_up": float,
-    "worker_rate": float | None,
-    "minimum": int,
-    "maximum": int | None,
-}
 
 
 class Application:
     """An existing application. Pass the same `leases=` as its workers; without it, the store in ANABRANCH_LEASES or the
-    embedded stores of this machine are searched. It creates nothing: for an unknown application it raises an error that
-    names the known ones. `aws` has the region and credentials of a store in AWS; `clock` is for tests.
+    embedded stores of this machine are searched. An unknown application is an error that names the known ones.
+    `aws` has the region and credentials of a store in AWS; `clock` is for tests.
     """
 
     def __init__(
-        self,
-        app: str,
-        *,
-        leases: str | LeaseStore | None = None,
-        aws: Aws | None = None,
-        clock: Clock | None = None,
+        self, app: str, *, leases: str | LeaseStore | None = None, aws: Aws | None = None, clock: Clock | None = None
     ) -> None:
         self._app = app
         self._leases = leases
@@ -81,9 +68,7 @@ class Application:
                 raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -99,11 +84,10 @@ class Application:
 
     async def status(self, *, watch: bool = False) -> FleetStatus:
         """Reads all members and shards, and asks the workers to report, at most every 5 seconds. Heartbeats, lags and
-        rates follow from the changes between two calls that are at most 15 seconds apart. So the first call has none of
-        them, and its reasons may be a minute old.
+        rates need two calls at most 15 seconds apart: the first call has none, and its reasons may be a minute old.
 
         With `watch`, it polls until every live member has sent a heartbeat and a report: a few seconds, at most half of
-        a lease's expiry plus 2 seconds. A store that shows changes late (S3) is not waited for.
+        a lease's expiry plus 2 seconds. It does not wait for a store that shows changes late (S3).
         """
         await self._renew_watch()
         status, _ = await self._read()
@@ -118,17 +102,13 @@ class Application:
         return status
 
     async def watch(
-        self,
-        *,
-        interval: float = 5.0,
-        alerts: Sequence[Alert] = (),
-        on_event: Callable[[Event], None] | None = None,
+        self, *, interval: float = 5.0, alerts: Sequence[Alert] = (), on_event: Callable[[Event], None] | None = None
     ) -> AsyncIterator[FleetStatus]:
-        """Yields the status every `interval` seconds. Alerts see the worst shard of the whole fleet, also if
-        no worker is left: they are logged, passed to `on_event`, and call their hooks. While the lease store does not
-        answer, there is no status; an event says so.
+        """Yields the status every `interval` seconds. Alerts watch the worst shard of the fleet, even without workers:
+        they are logged, passed to `on_event`, and call their hooks. If the lease store does not answer, an event is
+        emitted instead of a status.
         """
-        check_types({"interval": interval}, {"interval": float})
+        check_arguments(Application.watch, locals(), but=("alerts", "on_event"))
         if not 0.1 <= interval <= 15:
             raise ConfigurationError(f"interval is {interval}; it must be from 0.1 to 15 seconds, or lags are not seen")
         alerts, emit = check_alerts(alerts), make_emit(on_event)
@@ -163,14 +143,11 @@ class Application:
         minimum: int = 1,
         maximum: int | None = None,
     ) -> DesiredWorkers:
-        """How many workers the fleet should have. If it is more than `target_lag` seconds behind: as many as catch up
-        within `catch_up` seconds. `worker_rate` is what one worker handles in a second when it is busy; with it, fewer
-        workers are advised when less arrives. Never more than there are shards to handle. Takes a few seconds, as
-        `status(watch=True)` does.
+        """How many workers the fleet should have, at most one per shard that can be handled. If it is more than
+        `target_lag` seconds behind: as many as catch up within `catch_up` seconds. With `worker_rate`, the records per
+        second of one busy worker, it also advises fewer. Takes a few seconds, as `status(watch=True)` does.
         """
-        given = {"target_lag": target_lag, "catch_up": catch_up, "worker_rate": worker_rate}
-        given |= {"minimum": minimum, "maximum": maximum}
-        violations = check_types(given, _SCALING_KINDS)
+        violations = check_arguments(Application.desired_workers, locals())
         for name, value in (("target_lag", target_lag), ("catch_up", catch_up), ("worker_rate", worker_rate)):
             if value is not None and value <= 0:
                 violations.append(f"{name} is {value}; it must be positive")
@@ -231,9 +208,7 @@ class Application:
         try:
             parsed = Position.parse(position)
         except ValueError as error:
-            raise UsageError(
-                f"{position!r} is not a position: write SEQUENCE or SEQUENCE:SUB, as explain shows it"
-            ) from error
+            raise UsageError(f"{position!r} is not a position: explain shows it (SEQUENCE or SEQUENCE:SUB)") from error
         return await self._command(SKIP, shard_id, stream, {"position": str(parsed)})
 
     async def resume(self, shard_id: str, *, stream: str | None = None) -> CommandResult:
@@ -343,10 +318,8 @@ class Application:
             await store.leave(member.member_id)
 
     async def delete(self) -> None:
-        """Deletes the application with its leases and checkpoints. Refuses while any worker is still heartbeating.
-        Completes an earlier deletion that failed half-way.
-
-        If the store cannot prove that a process is dead, this takes as long as a lease's expiry.
+        """Deletes the application with its leases and checkpoints, or completes a deletion that failed half-way.
+        Refuses while any worker is still heartbeating: without proof that it is dead, we wait for a lease's expiry.
         """
         try:
             store = await self._open()
@@ -356,17 +329,15 @@ class Application:
         else:
             rows = await self._seal_dead_members()
             if not await store.delete_app(rows.app.app_id):
-                raise LeaseStoreError(
-                    f"application {self._app!r} was not deleted: a worker sent a heartbeat at that moment"
-                )
+                raise LeaseStoreError(f"application {self._app!r} was not deleted: a worker is heartbeating again")
         await delete_leftovers(self._app, self._leases, os.environ, self._aws)
 
     async def copy_to(self, leases: str | LeaseStore) -> int:
         """Moves the application to another lease store, and returns the number of its leases. Refuses while any worker
         is still heartbeating. From then on, workers start there and refuse to start here.
 
-        A copy that failed half-way can be repeated: until it is complete, workers refuse to start in both stores. A
-        complete one cannot: no second store gets the application.
+        A copy that failed half-way can be repeated; until then, workers refuse to start in both stores. A complete copy
+        cannot be repeated: no second store gets the application.
         """
         source = await self._open()
         target = open_store(leases, self._app, self._aws)

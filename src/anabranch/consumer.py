@@ -1,7 +1,6 @@
 """`Consumer`: reads streams in order, across resharding, restarts and many workers.
 
-A facade: checks the options, connects the engine (`_engine.consumer_run`) to AWS and a lease store, and decides
-nothing.
+A facade: it checks the options and connects the engine (`_engine.consumer_run`) to AWS and a lease store.
 """
 
 import asyncio
@@ -9,13 +8,12 @@ import os
 import random
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import fields, is_dataclass, replace
 from datetime import datetime
 from functools import partial
 from inspect import signature
-from types import TracebackType
 from typing import Any, Final, Generic, Literal, Protocol, Self, TypeAlias, TypeVar, overload
 
 from anabranch._aws.account import AwsAccount
@@ -39,8 +37,8 @@ from anabranch._engine.handler_calls import HandlerCall, HandlerOptions
 from anabranch._engine.signals import stop_on_signals
 from anabranch._engine.stop_conditions import StopConditions
 from anabranch._event_loops import read_on, running_loop
-from anabranch._model.kinds import check_types, refuse
-from anabranch._model.leases import WORKER_ID_BYTES_MAX, AppRow, OrderMode
+from anabranch._model.kinds import check_arguments, refuse
+from anabranch._model.leases import WORKER_ID_BYTES_MAX, AppRow
 from anabranch._model.streams import StreamName, parse_stream
 from anabranch._ports import LeaseStore, LetterDestination, Ports
 from anabranch._tracing import Tracing
@@ -113,10 +111,8 @@ class Consumer(Generic[T]):
         alerts: Sequence[Alert] = (),
     ) -> None:
         given = {**locals()}
-        violations = check_types(given, KINDS)
-        violations += number_violations(idle_timeout, concurrency, health_port)
+        self._streams = check_options(given)
         self._changed_options = changed_options(given)
-        self._streams = check_streams(stream, app=app, start=start, until=until, violations=violations)
         self._alerts = check_alerts(alerts)
         self._settings = settings or ConsumerSettings()
         self._read = read
@@ -139,8 +135,8 @@ class Consumer(Generic[T]):
         self._emit = make_emit(on_event)
         budget = self._settings.budget
         self._budget = budget if isinstance(budget, Budget) else Budget(budget)
-        self.health_port = health_port
-        """The port for health checks; None for none."""
+        self.health_host, self.health_port = self._settings.health_host, health_port
+        """Where health checks are served, if the port is not None."""
         self.health_url: str | None = None
         """Where health is served now."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -150,8 +146,8 @@ class Consumer(Generic[T]):
             metrics, Source(app or EPHEMERAL, self._measure, self._emit, namespace=namespace, aws=aws)
         )
         self._tracing = Tracing(self._emit) if self._settings.trace else None
-        self._handler: RecordHandler[T] | None = None
-        self._batch_handler: tuple[BatchHandler[T], BatchLimits] | None = None
+        self._registered: tuple[Callable[..., object], BatchLimits | None] | None = None
+        """The handler, and the limits of its batches; None if it handles records."""
         self._ports: Ports | None = None
         self._resources = AsyncExitStack()
         """Closes what the ports use, the exporters first."""
@@ -165,9 +161,7 @@ class Consumer(Generic[T]):
         await self._open()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         run = self._consumer_run
         try:
             if run is not None:
@@ -187,7 +181,7 @@ class Consumer(Generic[T]):
             if letters is not None:
                 resources.push_async_callback(letters.close)
             if self.health_port is not None:
-                server = HealthServer(HealthApp(self), host=self._settings.health_host, port=self.health_port)
+                server = HealthServer(HealthApp(self), host=self.health_host, port=self.health_port)
                 self.health_url = await server.start()
                 resources.push_async_callback(server.stop)
             self._loop = asyncio.get_running_loop()
@@ -331,8 +325,7 @@ class Consumer(Generic[T]):
     def handler(self, handler: Callable[[Record[T], Context], R]) -> Callable[[Record[T], Context], R]: ...
     def handler(self, handler: RecordHandler[T]) -> RecordHandler[T]:
         """Decorator: the function handles the records in `run`. A consumer has one handler."""
-        self._refuse_second_handler()
-        self._handler = handler
+        self._register(handler, None)
         return handler
 
     def batch_handler(
@@ -342,41 +335,31 @@ class Consumer(Generic[T]):
         limits = batch_limits(max_records, max_bytes, max_wait)
 
         def decorate(handler: Any) -> Any:
-            self._refuse_second_handler()
-            self._batch_handler = (handler, limits)
+            self._register(handler, limits)
             return handler
 
         return decorate
 
-    def _refuse_second_handler(self) -> None:
-        if self.has_handler:
-            handler = self._handler or (self._batch_handler or [None])[0]
-            name = getattr(handler, "__qualname__", repr(handler))
+    def _register(self, handler: Callable[..., object], limits: BatchLimits | None) -> None:
+        if self._registered is not None:
+            name = getattr(self._registered[0], "__qualname__", repr(self._registered[0]))
             raise UsageError(
                 f"this consumer already has the handler {name}: call both from one handler, or make another Consumer"
             )
+        self._registered = (handler, limits)
 
     @property
     def has_handler(self) -> bool:
         """Whether a handler was registered, so that `run` needs no argument."""
-        return self._handler is not None or self._batch_handler is not None
+        return self._registered is not None
 
     @property
     def registered_handler(self) -> RegisteredHandler:
         """The handler and how it is called, for a redrive of dead letters."""
+        if self._registered is None:
+            raise UsageError("this consumer has no handler: use @consumer.handler or @consumer.batch_handler()")
         streams = tuple(stream.name for stream in self._streams)
-        if self._handler is not None:
-            return RegisteredHandler(self._handler, None, self._handler_options, self._app, streams)
-        if self._batch_handler is not None:
-            return RegisteredHandler(*self._batch_handler, self._handler_options, self._app, streams)
-        raise UsageError(
-            "this consumer has no handler: register one with @consumer.handler or @consumer.batch_handler()"
-        )
-
-    @property
-    def health_host(self) -> str:
-        """The address for health checks."""
-        return self._settings.health_host
+        return RegisteredHandler(*self._registered, self._handler_options, self._app, streams)
 
     @property
     def shares_leases(self) -> bool:
@@ -393,12 +376,11 @@ class Consumer(Generic[T]):
     async def run(
         self, handler: RecordHandler[T] | None = None, *, processes: int = 0, handle_signals: bool | None = None
     ) -> StopReport:
-        """Handles records until stopped. Async handlers run on the event loop, plain functions in threads or
-        `processes`.
-        """
-        if handler is None and self._handler is None and self._batch_handler is not None:
-            return await self.run_batches(processes=processes, handle_signals=handle_signals)
-        handler = handler or self._handler
+        """Handles records until stopped: with async functions on the event loop, plain ones in threads or processes."""
+        if handler is None:
+            handler, limits = self._registered or (None, None)
+            if limits is not None:
+                return await self.run_batches(processes=processes, handle_signals=handle_signals)
         if handler is None:
             raise UsageError("run() needs a handler: pass one, or register one with @consumer.handler")
         call = HandlerCall(handler, threads=self._handler_options.concurrency, processes=processes)
@@ -417,11 +399,10 @@ class Consumer(Generic[T]):
         """As `run`, with a batch handler: one batch per shard at a time, several shards at once."""
         limits = batch_limits(max_records, max_bytes, max_wait)
         if handler is None:
-            if self._batch_handler is None:
-                raise UsageError(
-                    "run_batches() needs a handler: pass one, or register one with @consumer.batch_handler()"
-                )
-            handler, limits = self._batch_handler
+            handler, registered_limits = self._registered or (None, None)
+            if handler is None or registered_limits is None:
+                raise UsageError("run_batches() needs a handler: pass one, or use @consumer.batch_handler()")
+            limits = registered_limits
         call = HandlerCall(handler, threads=self._handler_options.concurrency, processes=processes)
         return await self._run(HandleBatches(call, limits), handle_signals=handle_signals)
 
@@ -453,17 +434,12 @@ class Consumer(Generic[T]):
     def run_sync(self, handler: RecordHandler[T] | None = None, **options: Any) -> StopReport:
         """`run` for programs without an event loop."""
         if running_loop() is not None:
-            raise UsageError(
-                "run_sync() starts an event loop, but one is already running in this thread: "
-                "use `await consumer.run(...)`"
-            )
+            raise UsageError("run_sync() cannot be called in a running event loop: use `await consumer.run(...)`")
         return asyncio.run(self.run(handler, **options))
 
     def _refuse_manual_ack(self) -> None:
         if self._manual_ack:
-            raise UsageError(
-                'acknowledge="manual" works with `async for` only; handlers and batches are acknowledged automatically'
-            )
+            raise UsageError('acknowledge="manual" works with `async for` only, not with handlers or batches')
 
     # this process
 
@@ -488,10 +464,6 @@ class Consumer(Generic[T]):
             return run.status() if loop is None else read_on(loop, run.status)
         return ConsumerStatus(
             app=self._app or EPHEMERAL,
-            member_id=None,
-            fenced=True,
-            paused=False,
-            shards=(),
             budget_used_bytes=self._budget.used_bytes,
             budget_limit_bytes=self._budget.limit_bytes,
         )
@@ -520,9 +492,7 @@ class Consumer(Generic[T]):
         return self.exporters.source.read(check_level(level))
 
     def metric(self, name: str, value: float) -> None:
-        """Reports a value of the program's own metric, from a loop body. In a handler use `context.metric`, which
-        counts only if the call succeeds.
-        """
+        """Reports a value of a custom metric. In a handler use `context.metric`: it counts only successful calls."""
         self._own_metrics.add(*checked_metric(name, value))
 
     def _measure(self, level: Level) -> Iterable[Measurement]:
@@ -539,7 +509,7 @@ class Consumer(Generic[T]):
         `deadline` is in seconds; None means `LeaseSettings.drain_deadline`. It can be called from any thread and event
         loop. In a handler it returns at once, because it would wait for that handler; `run` returns the report. In a
         loop body it acknowledges the current record, unless an error is being handled; after the loop it does not.
-        Before the first run or loop it stops that one before it starts.
+        If nothing has run yet, the first run or loop ends before it starts.
         """
         if deadline is None:
             deadline = self._settings.leases.drain_deadline
@@ -554,41 +524,21 @@ class Consumer(Generic[T]):
         return self._consumer_run
 
 
-KINDS: Final = {
-    "app": str | None,
-    "start": Literal["latest", "trim_horizon"] | datetime | None,
-    "until": Literal["tip"] | datetime | None,
-    "idle_timeout": float | None,
-    "read": Literal["polling", "fanout"],
-    "order": OrderMode,
-    "concurrency": int,
-    "acknowledge": Literal["auto", "manual"],
-    "on_failure": Retry | None,
-    "settings": ConsumerSettings | None,
-    "aws": Aws | None,
-    "health_port": int | None,
-}
+CHECKED_ELSEWHERE: Final = {"stream", "leases", "decode", "metrics", "on_event", "alerts"}
 NOT_LOGGED: Final = {"stream", "app", "leases", "decode", "aws", "on_event"}
 """The start is logged with the streams, the application and the store; the others may have secrets, or say nothing."""
-BATCH_KINDS: Final = {"max_records": int, "max_bytes": int, "max_wait": float}
 
 
-def number_violations(idle_timeout: float | None, concurrency: int, health_port: int | None) -> list[str]:
-    violations = []
-    if idle_timeout is not None and idle_timeout <= 0:
-        violations.append(f"idle_timeout is {idle_timeout}; it must be positive")
-    if concurrency < 1:
-        violations.append(f"concurrency is {concurrency}; it must be at least 1")
-    if health_port is not None and not 0 <= health_port <= 65_535:
-        violations.append(f"health_port is {health_port}; it must be from 1 to 65535, or 0 for a free one")
-    return violations
-
-
-def check_streams(
-    stream: object, *, app: str | None, start: object, until: object, violations: Sequence[str]
-) -> tuple[StreamName, ...]:
-    """`violations`: the errors found so far. They are raised together with those found here."""
-    violations = list(violations)
+def check_options(given: Mapping[str, Any]) -> tuple[StreamName, ...]:
+    """Returns the streams."""
+    violations = check_arguments(Consumer.__init__, given, but=CHECKED_ELSEWHERE)
+    if given["idle_timeout"] is not None and given["idle_timeout"] <= 0:
+        violations.append(f"idle_timeout is {given['idle_timeout']}; it must be positive")
+    if given["concurrency"] < 1:
+        violations.append(f"concurrency is {given['concurrency']}; it must be at least 1")
+    if given["health_port"] is not None and not 0 <= given["health_port"] <= 65_535:
+        violations.append(f"health_port is {given['health_port']}; it must be from 1 to 65535, or 0 for a free one")
+    stream, app = given["stream"], given["app"]
     names = tuple(stream) if isinstance(stream, Collection) and not isinstance(stream, str) else (stream,)
     streams: list[StreamName] = []
     for name in names:
@@ -605,8 +555,8 @@ def check_streams(
         violations.append("a stream is given twice")
     if app is not None and not 1 <= len(app) <= 128:
         violations.append("app must have 1 to 128 characters")
-    for name, value in (("start", start), ("until", until)):
-        if isinstance(value, datetime) and value.tzinfo is None:
+    for name in ("start", "until"):
+        if isinstance(given[name], datetime) and given[name].tzinfo is None:
             violations.append(f"{name} is a datetime without a time zone: use one like datetime.now(UTC)")
     refuse(violations)
     return tuple(streams)
@@ -616,19 +566,21 @@ def changed_options(given: Mapping[str, Any]) -> tuple[str, ...]:
     """Options and settings that are not the default, for the log."""
     defaults = {name: one.default for name, one in signature(Consumer).parameters.items() if name not in NOT_LOGGED}
     defaults |= {"on_failure": Retry(), "settings": ConsumerSettings()}
-    found = [differing(name, given[name], default) for name, default in defaults.items() if given[name] is not None]
-    return tuple(text.removeprefix("settings.") for texts in found for text in texts)
+    return tuple(
+        text.removeprefix("settings.")
+        for name, default in defaults.items()
+        if given[name] is not None
+        for text in differing(name, given[name], default)
+    )
 
 
-def differing(name: str, given: object, default: object) -> list[str]:
+def differing(name: str, given: object, default: object) -> Iterator[str]:
     """What is not the default, as `name=value`; of settings, each field by itself."""
     if is_dataclass(given) and type(given) is type(default):
-        return [
-            text
-            for one in fields(given)
-            for text in differing(f"{name}.{one.name}", getattr(given, one.name), getattr(default, one.name))
-        ]
-    return [] if given == default else [f"{name}={shown(given)}"]
+        for one in fields(given):
+            yield from differing(f"{name}.{one.name}", getattr(given, one.name), getattr(default, one.name))
+    elif given != default:
+        yield f"{name}={shown(given)}"
 
 
 def shown(value: object) -> str:
@@ -677,8 +629,7 @@ def check_fanout(settings: FanOutSettings, streams: Sequence[StreamName], read: 
 
 
 def batch_limits(max_records: int, max_bytes: int, max_wait: float) -> BatchLimits:
-    given = {"max_records": max_records, "max_bytes": max_bytes, "max_wait": max_wait}
-    check_types(given, BATCH_KINDS)
+    check_arguments(batch_limits, locals())
     if max_records < 1 or max_bytes < 1 or max_wait < 0:
         raise ConfigurationError(
             f"a batch of max_records={max_records}, max_bytes={max_bytes}, max_wait={max_wait} is invalid: "

@@ -1,14 +1,12 @@
 """`Producer` writes to streams, in order per key, and reports one outcome for every record.
 
-A facade: it checks the options and connects the engine's `Writer` to AWS. The writer starts on first use and runs in
-its own task.
+A facade: it checks the options and connects the engine's `Writer`, which starts on first use, to AWS.
 """
 
 import asyncio
 import random
 from asyncio import _get_running_loop  # returns None instead of raising
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
 from typing import Any, Final, Generic, Literal, NamedTuple, Self
 
 from anabranch._aws.kinesis_client import KinesisByRegion
@@ -17,12 +15,12 @@ from anabranch._engine.clock import SystemClock
 from anabranch._engine.writing.writer import Delivery, Writer
 from anabranch._event_loops import read_on
 from anabranch._model.entropy import Entropy
-from anabranch._model.kinds import check_hook, check_seconds, check_types, refuse
+from anabranch._model.kinds import check_arguments, check_hook, check_seconds, refuse
 from anabranch._model.streams import parse_stream, wrong_stream
 from anabranch._ports import Clock, KinesisWriting
 from anabranch._tracing import Tracing
 from anabranch.config import Aws, ProducerSettings
-from anabranch.errors import ConfigurationError, DeliveryFailed, ProducerError, UsageError
+from anabranch.errors import DeliveryFailed, ProducerError, UsageError
 from anabranch.events import Event
 from anabranch.limits import MIB
 from anabranch.logs import make_emit
@@ -34,6 +32,7 @@ from anabranch.values import Encoder, ValueT as T, encode_with
 
 __all__ = ["Producer"]
 
+CHECKED_ELSEWHERE: Final = {"stream", "encode", "on_undelivered", "metrics", "on_event"}
 FAILURES_UNREADY: Final = 3
 """After this many failed requests in a row the producer is not ready."""
 
@@ -74,8 +73,25 @@ class Producer(Generic[T]):
         metrics: Sequence[Exporter] = (),
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
+        violations = check_arguments(Producer.__init__, locals(), but=CHECKED_ELSEWHERE)
+        if stream is not None:
+            try:
+                parse_stream(stream)
+            except ValueError as error:
+                violations.append(f"stream: {error}")
+        if linger < 0:
+            violations.append(f"linger is {linger} s; it must not be negative")
+        if delivery_timeout <= 0:
+            violations.append(f"delivery_timeout is {delivery_timeout} s; it must be positive")
+        if buffer_bytes < MIB:
+            violations.append(f"buffer_bytes is {buffer_bytes}; it must be at least {MIB}")
         settings = settings or ProducerSettings()
-        _check_options(stream, order, aggregate, linger, delivery_timeout, buffer_bytes)
+        if settings.trace == "wrap" and aggregate is None:
+            violations.append(
+                "trace='wrap' sends single records as aggregates, but aggregate=None forbids aggregates: set "
+                "trace=True, or leave out aggregate="
+            )
+        refuse(violations)
         check_hook("on_undelivered", on_undelivered, "a PutResult")
         self._stream = stream
         self._encode = encode_with(encode)
@@ -97,11 +113,6 @@ class Producer(Generic[T]):
             after_failure=settings.after_failure,
             wraps_tagged=settings.trace == "wrap",
         )
-        if settings.trace == "wrap" and aggregate is None:
-            raise ConfigurationError(
-                "trace='wrap' sends single records as aggregates, but aggregate=None forbids aggregates: set "
-                "trace=True, or leave out aggregate="
-            )
         self._tracing = Tracing(self._emit) if settings.trace else None
         self._aws = aws
         self._ports: ProducerPorts | None = None
@@ -121,8 +132,8 @@ class Producer(Generic[T]):
         return 0 if self._writer is None else self._writer.used_bytes
 
     def status(self) -> ProducerStatus:
-        """The state of this producer: its buffer, and for each stream what is pending, delivered, failed and throttled.
-        Can be called from any thread, and after `close`.
+        """Its buffer, and for each stream what is pending, delivered, failed and throttled. From any thread, also
+        after `close`.
         """
         writer, loop = self._last_writer, self._loop
         if writer is None:
@@ -206,9 +217,8 @@ class Producer(Generic[T]):
     # flushing and closing
 
     async def flush(self, *, deadline: float | None = None) -> FlushReport:
-        """Waits until every record put so far has its outcome, for at most `deadline` seconds.
-
-        Raises `DeliveryFailed` with the failures that were not seen yet.
+        """Waits until every record put so far has its outcome, for at most `deadline` seconds. Raises `DeliveryFailed`
+        with the failures that were not seen yet.
         """
         check_seconds("deadline", deadline)
         if self._writer is None:
@@ -216,10 +226,8 @@ class Producer(Generic[T]):
         return await self._running_writer().flush(self._deadline_ms(deadline))
 
     async def close(self, *, deadline: float | None = None) -> FlushReport:
-        """Waits until every record has its outcome, then frees all resources.
-
-        That takes at most `delivery_timeout`. Records that are not delivered within `deadline` seconds fail.
-        Raises `DeliveryFailed` with the failures that were not seen yet.
+        """Waits until every record has its outcome, at most for `delivery_timeout`, then frees all resources. Records
+        that are not delivered within `deadline` seconds fail. Raises `DeliveryFailed` with failures not seen yet.
         """
         check_seconds("deadline", deadline)
         self._is_closed = True
@@ -246,9 +254,7 @@ class Producer(Generic[T]):
                 raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             await self.close()
         except ProducerError as failed:
@@ -330,30 +336,3 @@ def require_delivered(result: PutResult) -> PutResult:
 def add_undelivered_note(error: BaseException, failed: ProducerError) -> None:
     """Adds the failures to `error`: it ended the `with` block and is raised, so they are not."""
     error.add_note(f"the producer also has undelivered records: {failed}")
-
-
-KINDS: Final = {
-    "order": Literal["key", "none"],
-    "aggregate": Literal["shard", "key"] | None,
-    "linger": float,
-    "delivery_timeout": float,
-    "buffer_bytes": int,
-}
-
-
-def _check_options(
-    stream: str | None, order: str, aggregate: str | None, linger: float, delivery_timeout: float, buffer_bytes: int
-) -> None:
-    violations = check_types({**locals()}, KINDS)
-    if stream is not None:
-        try:
-            parse_stream(stream)
-        except ValueError as error:
-            violations.append(f"stream: {error}")
-    if linger < 0:
-        violations.append(f"linger is {linger} s; it must not be negative")
-    if delivery_timeout <= 0:
-        violations.append(f"delivery_timeout is {delivery_timeout} s; it must be positive")
-    if buffer_bytes < MIB:
-        violations.append(f"buffer_bytes is {buffer_bytes}; it must be at least {MIB}")
-    refuse(violations)

@@ -28,9 +28,7 @@ class StoppedShard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StopReport(msgspec.Struct, frozen=True):
-    """The result of a stop. `clean`: all started records were finished and committed, the leases are free, and no shard
-    of this worker is stopped at a record.
-    """
+    """The result of a stop. `clean`: all started records are committed, all leases are free, no shard is stopped."""
 
     leftovers: tuple[Record[bytes], ...] = ()
     """Records whose handlers still ran at the deadline; they will be handled again."""
@@ -87,8 +85,7 @@ class ShardState(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str | None
     lag: float | None
     """Seconds: the age of its oldest unfinished record, by the service's clock; if there is none, how far its reads are
-    behind the tip. None until it was read.
-    """
+    behind the tip. None until it was read."""
     retention_left: float | None
     """Seconds until its oldest unfinished record is trimmed; None until it was read."""
     millis_behind_latest: int | None
@@ -108,13 +105,12 @@ class ConsumerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """This process, now."""
 
     app: str | None
-    member_id: str | None
+    member_id: str | None = None
     """None before the consumer has joined its application, and after the run."""
-    fenced: bool
-    """True if it must not start handler calls: it has not joined, the run is over, or no heartbeat was acknowledged in
-    time."""
-    paused: bool
-    shards: tuple[ShardState, ...]
+    fenced: bool = True
+    """True if it may start no handler calls: it has not joined, has left, or no heartbeat was acknowledged in time."""
+    paused: bool = False
+    shards: tuple[ShardState, ...] = ()
     budget_used_bytes: int
     budget_limit_bytes: int
 
@@ -194,8 +190,7 @@ class StreamWrites(msgspec.Struct, frozen=True, kw_only=True):
     failures_in_a_row: int
     """Of whole requests."""
     aggregates: bool
-    """False if records are not aggregated: because of `aggregate=None`, or because the stream distributes them itself.
-    """
+    """False with `aggregate=None`, or if the stream distributes records itself (AUTO)."""
     counters: WriteCounters
     shards: tuple[ShardWrites, ...]
     """Those that it has written to. Empty until they are known."""
@@ -273,7 +268,7 @@ class StoppedRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A command to a fleet, and what came of it."""
+    """A command to a fleet, and its result."""
 
     command_id: str
     action: str
@@ -322,16 +317,12 @@ class FleetShard(msgspec.Struct, frozen=True, kw_only=True):
     """When the checkpoint was written, in seconds since 1970."""
     lag: float | None
     """Seconds: the age of its oldest unfinished record, by the service's clock; if there is none, how far its reads are
-    behind the tip. From its owner's status. If its owner died while the fleet was watched, its last lag plus the
-    time since then; if it is stopped and no owner reports, the age of its record by this machine's clock. None if
-    unknown.
-    """
+    behind the tip. Reported by its owner; after the owner's death, its last report plus the time since. For a stopped
+    shard without a report: the age of its record, by this machine's clock. None if unknown."""
     retention_left: float | None
     """Seconds until its oldest unfinished record is trimmed; None if unknown."""
     millis_behind_latest: int | None
-    """How far the last read was behind the tip, from its owner's status; None if unknown, or if the status is not
-    new.
-    """
+    """How far the last read was behind the tip, from its owner's status; None without a new status."""
     records_per_second: float | None
     records_handled: int
     waits_for: tuple[str, ...]
@@ -353,8 +344,7 @@ class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[FleetMember, ...]
     shards: tuple[FleetShard, ...]
     unreported_count: int
-    """Shards of live members without a report: those just taken and, if a member holds more than 20, those that are
-    least behind."""
+    """Shards of live members without a report: just taken or, if a member holds more than 20, the least behind."""
 
     @property
     def live_members(self) -> tuple[FleetMember, ...]:
@@ -393,7 +383,7 @@ class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DesiredWorkers(msgspec.Struct, frozen=True, kw_only=True):
-    """How many workers a fleet should have, and from what that follows."""
+    """How many workers a fleet should have, and why."""
 
     workers: int
     live_workers: int
@@ -401,6 +391,6 @@ class DesiredWorkers(msgspec.Struct, frozen=True, kw_only=True):
     shard_count: int
     """Shards that workers can handle now."""
     lag: float | None
-    """Seconds: the largest of the shards that more workers could help; None if unknown."""
+    """Seconds: the largest lag of a shard that more workers could help with; None if unknown."""
     records_per_second: float
     why: str

@@ -1,8 +1,7 @@
 """`SyncProducer`: the producer for code without an event loop, such as Flask, Django, scripts and threads.
 
-A facade over a `Producer` in its own thread, which starts on first use in each process. A forked child does not have
-the thread. It starts its own, unless the producer held records at the fork: then it raises, because the parent writes
-these records.
+A facade over a `Producer` in its own thread, which starts on first use in each process. A forked child starts its own
+thread. If the producer held records at the fork, the child raises, because the parent writes them.
 """
 
 import os
@@ -11,7 +10,6 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import copy_context
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, Generic, Literal, Self
 
 from anabranch._core.writing.lanes import check_keys
@@ -142,9 +140,8 @@ class SyncProducer(Generic[T]):
         return list(producer_measurements(self.status(), check_level(level)))
 
     def flush(self, *, deadline: float | None = None) -> FlushReport:
-        """Waits until everything put before, by any thread, has its outcome, for at most `deadline` seconds.
-
-        Raises `DeliveryFailed` with the failures that were not seen yet.
+        """Waits until everything put before, by any thread, has its outcome, for at most `deadline` seconds. Raises
+        `DeliveryFailed` with the failures that were not seen yet.
         """
         check_seconds("deadline", deadline)
         if self._thread is None:
@@ -152,10 +149,8 @@ class SyncProducer(Generic[T]):
         return self._running().flush(deadline)
 
     def close(self, *, deadline: float | None = None) -> FlushReport:
-        """Waits until every record has its outcome, then ends the thread.
-
-        That takes at most `delivery_timeout`. Records that are not delivered within `deadline` seconds fail.
-        Raises `DeliveryFailed` with the failures that were not seen yet.
+        """Waits until every record has its outcome, at most for `delivery_timeout`, then ends the thread. Records that
+        are not delivered within `deadline` seconds fail. Raises `DeliveryFailed` with failures not seen yet.
         """
         check_seconds("deadline", deadline)
         with self._lock:
@@ -168,9 +163,7 @@ class SyncProducer(Generic[T]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             self.close()
         except ProducerError as failed:

@@ -44,6 +44,12 @@ def check_field_types(settings: object, *, but: Collection[str] = ()) -> list[st
     return check_types({name: getattr(settings, name) for name in kinds}, kinds)
 
 
+def check_arguments(function: object, given: Mapping[str, object], *, but: Collection[str] = ()) -> list[str]:
+    """Like `check_types`, for the annotated parameters of a function, without those named in `but`."""
+    kinds = {name: kind for name, kind in get_type_hints(function).items() if name not in {*but, "return"}}
+    return check_types(given, kinds)
+
+
 def check_hook(name: str, hook: object, argument: str) -> None:
     """Raises ConfigurationError unless the hook is None or a plain function. Nothing awaits an async one."""
     if hook is None:

@@ -1,7 +1,6 @@
 """The counters of a run, as plain values that exporters, alerts and logs read.
 
-Counters only grow. The shards' counters are written where the engine updates anyway: per page, per call, per commit. So
-counting adds no function call for a record, and reading them costs nothing there either.
+Counters only grow. They are updated per page, call or commit, so counting adds no function call for a record.
 """
 
 from typing import Final
@@ -37,14 +36,13 @@ class TimeBuckets(msgspec.Struct, gc=False):
         self.counts[BUCKET_OF_MS[min(max(each_ms, 0), BUCKET_LAST_MS)]] += count
         self.total_ms += max(elapsed_ms, 0)
 
-    def plus(self, other: "TimeBuckets") -> "TimeBuckets":
-        counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
-        return TimeBuckets(counts, self.total_ms + other.total_ms)
+    def plus(self, other: "TimeBuckets", sign: int = 1) -> "TimeBuckets":
+        counts = [mine + sign * theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
+        return TimeBuckets(counts, self.total_ms + sign * other.total_ms)
 
     def since(self, before: "TimeBuckets") -> "TimeBuckets":
         """What was added since an earlier copy."""
-        counts = [mine - theirs for mine, theirs in zip(self.counts, before.counts, strict=True)]
-        return TimeBuckets(counts, self.total_ms - before.total_ms)
+        return self.plus(before, -1)
 
     def copy(self) -> "TimeBuckets":
         return TimeBuckets(self.counts[:], self.total_ms)
@@ -73,34 +71,23 @@ class Counters(msgspec.Struct, gc=False):
     read_failure_count: int = 0
     """Reads that failed in another way."""
     calls: TimeBuckets = msgspec.field(default_factory=TimeBuckets)
-    """Handler calls, one for each record or batch, failed ones included. In a loop over records: from one record to the
-    next.
-    """
+    """Calls of handlers with a record or a batch, failed ones included. In a loop: from one record to the next."""
 
-    def plus(self, other: "Counters") -> "Counters":
-        return _combined(self, other, 1)
+    def plus(self, other: "Counters", sign: int = 1) -> "Counters":
+        names = [name for name in self.__struct_fields__ if name != "calls"]
+        counts = {name: getattr(self, name) + sign * getattr(other, name) for name in names}
+        return Counters(**counts, calls=self.calls.plus(other.calls, sign))
 
     def since(self, before: "Counters") -> "Counters":
         """What was counted since an earlier copy."""
-        return _combined(self, before, -1)
+        return self.plus(before, -1)
 
     def copy(self) -> "Counters":
         return replace(self, calls=self.calls.copy())
 
 
-_COUNTS: Final = tuple(name for name in Counters.__struct_fields__ if name != "calls")
-
-
-def _combined(one: Counters, other: Counters, sign: int) -> Counters:
-    counts = {name: getattr(one, name) + sign * getattr(other, name) for name in _COUNTS}
-    calls = one.calls.plus(other.calls) if sign > 0 else one.calls.since(other.calls)
-    return Counters(**counts, calls=calls)
-
-
 class WriteCounters(msgspec.Struct):
-    """Of one stream since its first put, or of one of its shards. Counted per Kinesis record and per call, not for each
-    record of an aggregate.
-    """
+    """Of one stream since its first put, or of one of its shards. Updated per Kinesis record and call."""
 
     delivered_count: int = 0
     """User records, those in aggregates one by one."""

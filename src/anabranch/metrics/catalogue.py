@@ -364,7 +364,7 @@ def _combined(gauge: Metric, values: Sequence[float]) -> float:
 def added(one: Value, other: Value, sign: int = 1) -> Value:
     """The sum of two values of a metric that grows; with sign -1, their difference."""
     if isinstance(one, TimeBuckets) and isinstance(other, TimeBuckets):
-        return one.plus(other) if sign > 0 else one.since(other)
+        return one.plus(other, sign)
     if isinstance(one, Summary) and isinstance(other, Summary):
         return one.plus(other, sign)
     assert isinstance(one, int | float)

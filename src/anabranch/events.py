@@ -2,8 +2,7 @@
 
 The set of events is closed. Every event names its stream and shard, reads as one sentence (`str(event)`), and has a log
 level. `on_event` is called on the event loop as soon as the event happens. It must not block; an error in it is logged
-and ignored. `LoopBlocked`, `LoopStalled` and the `ZombieCall` of a blocked loop come from another thread, because a
-blocked loop cannot report itself.
+and ignored. A blocked loop cannot report itself: its `LoopBlocked`, `LoopStalled` and `ZombieCall` come from a thread.
 """
 
 import datetime as dt
@@ -143,8 +142,7 @@ class LeaseLost(Event, frozen=True, kw_only=True):
     level = logging.WARNING
     reason: LossReason
     """`taken_over`: the row names another worker. `member_ended`: this worker was declared dead, or the store was
-    rolled back; `MemberEnded` says which. `row_changed`: somebody freed or replaced the row.
-    """
+    rolled back; `MemberEnded` says which. `row_changed`: somebody freed or replaced the row."""
     owner: str | None = None
     """With `taken_over`: the member that owns the shard now."""
 
@@ -194,14 +192,11 @@ class HandOffKept(Event, frozen=True, kw_only=True):
 
 
 class HandOffForced(Event, frozen=True, kw_only=True):
-    """Another worker requested the shard, and handler calls did not end in time: they are cancelled
-    (`hand_off="force"`). The shard is given away when they have ended; its new owner handles their records again.
+    """Another worker requested the shard, and handler calls did not end in time. With `hand_off="force"` they are
+    cancelled, and the shard is given away when they have ended. Its new owner handles their records again.
     """
 
-    _words = (
-        "{running_count} handler calls did not end in time and are cancelled: the shard goes to "
-        "{to_member} when they have ended"
-    )
+    _words = "{running_count} handler calls did not end in time and are cancelled; then {to_member} gets the shard"
     level = logging.WARNING
     running_count: int
     to_member: str
@@ -342,8 +337,7 @@ class HandlerFailed(Event, frozen=True, kw_only=True):
     """How many records were handled together."""
     error: str
     retry_in_ms: int | None
-    """None after the last attempt; then the policy's last step follows. A payload that does not decode is tried once.
-    """
+    """None after the last attempt: the policy's last step follows. A payload that does not decode has one attempt."""
     exception: BaseException | None = None
     """What the handler or the decoder raised."""
 
@@ -566,10 +560,7 @@ class Misrouted(Event, frozen=True, kw_only=True):
 class KeysUnordered(Event, frozen=True, kw_only=True):
     """The service distributes the records of this stream itself (AUTO): records of a key have no order."""
 
-    _words = (
-        "the stream distributes records itself (AUTO): records of one key may be in any shard, so their order "
-        "cannot be kept"
-    )
+    _words = "the stream distributes records itself (AUTO), so the records of a key cannot be kept in order"
     level = logging.WARNING
 
 
@@ -646,9 +637,7 @@ class MemberEvicted(Event, frozen=True, kw_only=True):
 
 
 class MemberDiffers(Event, frozen=True, kw_only=True):
-    """A worker with incompatible settings runs in the same application. It should have been refused, and should stop by
-    itself.
-    """
+    """A worker with incompatible settings runs in the same application. It should stop by itself."""
 
     _words = "worker {member_id} runs with incompatible settings ({settings}): stop it"
     level = logging.ERROR
@@ -771,9 +760,7 @@ class AggregateStraddled(Event, frozen=True, kw_only=True):
 
 
 class ExporterFailed(Event, frozen=True, kw_only=True):
-    """Metrics could not be exported, or OpenTelemetry raised when a span was made. Records are not affected, and what
-    was counted is exported the next time.
-    """
+    """Metrics were not exported, or a span was not made. Records are not affected; no count is lost."""
 
     _words = "exporter {exporter} failed ({failure_count} in a row): {error}"
     level = logging.WARNING
@@ -802,7 +789,6 @@ class HookFailed(Event, frozen=True, kw_only=True):
 
 class KeyBlocked(Event, frozen=True, kw_only=True):
     """Records failed without being sent, because an earlier record of their key failed and that was not seen yet.
-
     Emitted at most every ten seconds.
     """
 

@@ -1,21 +1,17 @@
-"""Why a shard does not move: a closed set of values, each with a code, its facts as fields, a text and an advice.
+"""Why a shard makes no progress: a closed set of values, each with a code, its facts as fields, a text and an advice.
 
-The text and the advice of a reason are here and nowhere else. Programs compare `code` or the class, never the text. To
-add a reason, add its class: code, JSON and `explain` follow from it. Durations are seconds, positions are written as
-`sequence number:sub-sequence number`.
+Programs compare `code` or the class, never the text. To add a reason, add its class: code, JSON and `explain` follow
+from it. Durations are seconds, positions are written as `sequence number:sub-sequence number`.
 """
 
 import re
-from collections.abc import Iterator
 from typing import ClassVar, Final
 
 import msgspec
 
 _RETRIED: Final = "each worker that starts after the stop tries the record once more"
 _OTHERS_TAKE_IT: Final = "nothing to do if another worker is live: it takes the shard in a moment; otherwise start one"
-_SLOW_RECORDS: Final = (
-    "check the handlers of those records: they are running or waiting, or their retries are due later"
-)
+_SLOW_RECORDS: Final = "check the handlers of those records: they run, wait, or have retries that are due later"
 
 
 def _code(class_name: str) -> str:
@@ -24,7 +20,7 @@ def _code(class_name: str) -> str:
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True, tag_field="code", tag=_code):
-    """Why a shard does not move. In JSON it is one object with `code`, `text` and its other fields."""
+    """Why a shard makes no progress. In JSON it is one object with `code`, `text` and its other fields."""
 
     _words: ClassVar[str] = "{text}"
     """The text, with names of fields in it."""
@@ -93,9 +89,7 @@ class NoLiveWorker(Reason, frozen=True, kw_only=True):
 class StreamNotRead(Reason, frozen=True, kw_only=True):
     """Nobody holds it, and the live workers read other streams of the application."""
 
-    advice = (
-        "start a worker that reads this stream; if the application no longer needs it, nothing: its position is kept"
-    )
+    advice = "start a worker that reads this stream, unless the application is done with it: its position is kept"
     stream: str
 
     def _sentence(self) -> str:
@@ -239,9 +233,7 @@ class ReadsThrottled(_FailingInARow, frozen=True, kw_only=True):
     """Kinesis throttles its reads: all readers together exceed the limits of the shard."""
 
     _words = "its reads are throttled ({failure_count} in a row): {error}"
-    advice = (
-        "nothing to do if it passes: reads are retried, more slowly; otherwise read the shard with fewer applications"
-    )
+    advice = "nothing to do if it passes: reads slow down; otherwise read the shard with fewer applications"
 
 
 class ReadsFailing(_FailingInARow, frozen=True, kw_only=True):
@@ -380,9 +372,7 @@ class RecordInHandler(_Unfinished, frozen=True, kw_only=True):
 class RecordUnfinished(_Unfinished, frozen=True, kw_only=True):
     """A record is not finished although no handler call runs for it."""
 
-    advice = (
-        "nothing to do if its retry is due later; with manual acknowledgement, check that the program acknowledges it"
-    )
+    advice = "nothing to do if its retry is due later; with manual acknowledgement, check that ack() is called for it"
 
     def _sentence(self) -> str:
         return f"{self._prefix} has not been finished for {self.seconds:.0f} s"
@@ -449,10 +439,7 @@ class NoRoomForHeldBack(Reason, frozen=True, kw_only=True):
 class ReplayBytesLimit(Reason, frozen=True, kw_only=True):
     """As many bytes after an unfinished record are finished as another worker may have to read again."""
 
-    _words = (
-        "record {position} of key {partition_key!r} is unfinished and {replay_bytes} bytes of "
-        "later records are finished"
-    )
+    _words = "record {position} of key {partition_key!r} is unfinished, but {replay_bytes} later bytes are finished"
     advice = "check that record's handler; a larger replay_bytes_max lets other keys get further"
     position: str
     partition_key: str
@@ -465,10 +452,7 @@ class ReplayBytesLimit(Reason, frozen=True, kw_only=True):
 class HandledAlone(Reason, frozen=True, kw_only=True):
     """It is quarantined: one of its records may have crashed its owners. It is handled while nothing else runs."""
 
-    _words = (
-        "{owner_count} owners in a row ended without progress on it: it is quarantined, handled alone, and "
-        "waits for its turn"
-    )
+    _words = "{owner_count} owners in a row ended without progress: it is quarantined and waits to be handled alone"
     advice = "nothing to do: its next turn comes when the other shards of the worker have had theirs"
     owner_count: int
 
@@ -553,22 +537,15 @@ def _attempts(count: int, error: str | None) -> str:
     return f" {count} times" if error is None else f" {count} times, the last time with {error}"
 
 
-def _kinds_of(base: type[Reason]) -> Iterator[type[Reason]]:
-    """All classes of reasons that have no subclasses of their own."""
-    for kind in base.__subclasses__():
-        if kind.__subclasses__():
-            yield from _kinds_of(kind)
-        else:
-            yield kind
-
-
-_KINDS: Final = {str(kind.__struct_config__.tag): kind for kind in _kinds_of(Reason) if kind is not UnknownReason}
+_KINDS: Final = {
+    kind.__struct_config__.tag: kind
+    for kind in list(globals().values())
+    if isinstance(kind, type) and issubclass(kind, Reason) and kind is not UnknownReason and not kind.__subclasses__()
+}
 
 
 def parse_reason(document: object) -> Reason:
-    """The reason from its JSON object. One that this version does not know keeps its code and text,
-    or its facts if it was stored without a text.
-    """
+    """The reason from its JSON object. An unknown one keeps its code and text, or its facts if it has no text."""
     if not isinstance(document, dict):
         return UnknownReason(code="unknown", text=str(document))
     code = str(document.get("code", "unknown"))

@@ -17,11 +17,17 @@ STATUS = StatusRow(member_id="a", revision=1)
 KEY = LeaseKey("1:orders:1", 0, "shardId-000000000000")
 
 
+def kinds_of(base):
+    subclasses = base.__subclasses__()
+    return set().union(*map(kinds_of, subclasses)) if subclasses else {base}
+
+
 def test_each_kind_is_public_and_has_one_sample():
-    kinds = set(reasons._kinds_of(Reason))
+    kinds = kinds_of(Reason)
     assert sorted(kinds, key=repr) == sorted([UnknownReason, *map(type, SAMPLES)], key=repr)
     assert kinds == {getattr(reasons, kind.__name__) for kind in kinds}
     assert not [kind for kind in kinds if kind.__name__.startswith("_")]
+    assert kinds == {*reasons._KINDS.values(), UnknownReason}
 
 
 def test_the_codes_stay_as_they_are():

@@ -1,6 +1,4 @@
-"""Events in the log, and log records as JSON, one object on each line: for CloudWatch Logs, Loki and the like. Set
-`JsonFormatter` as the formatter of a logging handler.
-"""
+"""Events in the log, and log records as JSON lines for CloudWatch Logs, Loki and the like (`JsonFormatter`)."""
 
 import datetime as dt
 import json
@@ -32,8 +30,8 @@ NUMBER_MAX: Final = sys.float_info.max
 
 
 class JsonFormatter(logging.Formatter):
-    """The fields `time`, `level`, `logger`, `message` and `process`, those that were passed as `extra=` (of an event of
-    anabranch: `event` and its own fields), and `traceback`.
+    """For a logging handler. Fields: `time`, `level`, `logger`, `message`, `process`, what was passed as `extra=` (for
+    our events: `event` and its own fields), and `traceback`.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -89,33 +87,27 @@ def _text(value: object) -> str:
 
 
 def make_emit(on_event: Callable[[Event], Any] | None) -> Callable[[Event], None]:
-    """Sends events to the log, with their fields as `extra=`, then to the user's `on_event`. Errors in `on_event` are
-    only logged. Failed handler calls are logged with their tracebacks, up to a limit per minute; without one, the event
-    is still logged.
+    """Sends events to the log, with their fields as `extra=`, then to the user's `on_event`, whose errors are logged.
+    Failed handler calls are logged with their tracebacks, up to a limit per minute.
     """
     check_hook("on_event", on_event, "an event")
     logged_at: dict[bool, deque[float]] = {is_last: deque(maxlen=_TRACEBACKS_PER_MINUTE) for is_last in (False, True)}
 
-    def log_failure(event: HandlerFailed) -> None:
-        """Adds the traceback for the first and the last attempt; attempts in between would repeat it."""
+    def traceback_of(event: HandlerFailed) -> tuple[BaseException | None, str]:
+        """For the first and the last attempt; attempts in between would repeat it. Without it, a note may say why."""
         is_last = event.retry_in_ms is None
-        extra = event_fields(event)
         if event.exception is None or not (is_last or event.attempt == 1):
-            _log.log(event.level, "%s", event, extra=extra)
-            return
+            return None, ""
         times, now = logged_at[is_last], time.monotonic()
         if len(times) == _TRACEBACKS_PER_MINUTE and now - times[0] < _MINUTE_SECONDS:
-            text = "%s (no traceback: %d were logged in the last minute)"
-            _log.log(event.level, text, event, _TRACEBACKS_PER_MINUTE, extra=extra)
-            return
+            return None, f" (no traceback: {_TRACEBACKS_PER_MINUTE} were logged in the last minute)"
         times.append(now)
-        _log.log(event.level, "%s", event, exc_info=event.exception, extra=extra)
+        return event.exception, ""
 
     def emit(event: Event) -> None:
-        if isinstance(event, HandlerFailed):
-            log_failure(event)
-        elif _log.isEnabledFor(event.level):
-            _log.log(event.level, "%s", event, extra=event_fields(event))
+        if _log.isEnabledFor(event.level):
+            exception, note = traceback_of(event) if isinstance(event, HandlerFailed) else (None, "")
+            _log.log(event.level, "%s%s", event, note, exc_info=exception, extra=event_fields(event))
         if on_event is not None:
             try:
                 on_event(event)
@@ -126,9 +118,7 @@ def make_emit(on_event: Callable[[Event], Any] | None) -> Callable[[Event], None
 
 
 def event_fields(event: Event) -> dict[str, Any]:
-    """The fields of a log record: `event`, its name, and its own fields as plain values. A reason is its code; the
-    message has its text.
-    """
+    """For a log record: `event`, the name, and the event's fields as plain values. Of a reason, the code."""
     fields: dict[str, Any] = {"event": type(event).__name__}
     for name, value in msgspec.structs.asdict(event).items():
         if isinstance(value, Reason):

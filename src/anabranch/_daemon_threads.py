@@ -21,9 +21,7 @@ _Job = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 class DaemonThreads(ThreadPoolExecutor):
-    """A `ThreadPoolExecutor` only in type, as `loop.set_default_executor` requires: the threads are our own. A call
-    starts a thread if none is idle.
-    """
+    """Inherits `ThreadPoolExecutor` because `loop.set_default_executor` requires it, but starts its own threads."""
 
     def __init__(self, count_max: int, name: str) -> None:
         super().__init__(count_max, thread_name_prefix=name)
@@ -83,20 +81,13 @@ def _end(jobs: "queue.SimpleQueue[_Job | None]", count: int) -> None:
 def _work(jobs: "queue.SimpleQueue[_Job | None]", idle: list[None]) -> None:
     """The body of a thread."""
     while (job := jobs.get()) is not None:
-        _perform(idle, *job)
+        _perform(idle, job)
         del job  # frees it before the next wait
 
 
-def _perform(
-    idle: list[None],
-    future: "Future[Any]",
-    function: Callable[..., Any],
-    arguments: tuple[Any, ...],
-    options: dict[str, Any],
-) -> None:
-    """The thread is idle before the call has its outcome, so a caller that makes one call after another uses one
-    thread.
-    """
+def _perform(idle: list[None], job: _Job) -> None:
+    """Counts the thread as idle before it sets the outcome, so that a caller's next call can use the same thread."""
+    future, function, arguments, options = job
     if not future.set_running_or_notify_cancel():
         idle.append(None)
         return

@@ -1,7 +1,4 @@
-"""State and event loops: reads state from any thread on the loop that owns it, and has one client for each loop.
-
-It knows no service.
-"""
+"""Reads state from any thread on the event loop that owns it, and keeps one client for each loop."""
 
 import asyncio
 import contextlib
@@ -25,9 +22,7 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def read_on(loop: asyncio.AbstractEventLoop, read: Callable[[], T]) -> T:
-    """No other code of the loop runs meanwhile. Raises TimeoutError if the loop is busy for more than a second, and
-    RuntimeError if it is closed.
-    """
+    """Calls `read` on the loop. Raises TimeoutError if that is busy for a second, and RuntimeError if it is closed."""
     if running_loop() is loop:
         return read()
     reading: Future[T] = Future()
@@ -61,11 +56,8 @@ class _LoopClient(NamedTuple, Generic[C]):
 
 
 class PerLoop(ABC, Generic[C]):
-    """One client for each event loop that uses it: a connection belongs to the loop that opened it. A lease store is
-    called from two loops, the worker's and that of the heartbeat thread (rule R0).
-
-    Each client lives in an asynchronous generator, because a loop that ends closes its generators. So the client's
-    connections end with their loop, or when the store is closed.
+    """One client for each event loop, because a connection belongs to one loop, and a lease store is called from two
+    (rule R0). Each client lives in an async generator: a loop that ends closes its generators, so the client, too.
     """
 
     def __init__(self) -> None:
@@ -76,7 +68,7 @@ class PerLoop(ABC, Generic[C]):
 
     @abstractmethod
     async def open_client(self) -> C:
-        """A new client for the running loop."""
+        """Opens a client for the running loop."""
 
     async def get(self) -> C:
         loop = asyncio.get_running_loop()

@@ -1,7 +1,6 @@
 """What the engine needs from outside, as protocols: a clock, Kinesis, a lease store, dead letters.
 
-`_aws`, `stores` and `dead_letters` implement them for production, `testing` for simulated fleets. `Ports` has all that
-a consumer needs.
+`_aws`, `stores` and `dead_letters` implement them for production, `testing` for simulated fleets.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -56,9 +55,7 @@ class Clock(Protocol):
     def wall_ms(self) -> int: ...
 
     def is_before(self, at_ms: int, wall_ahead_ms_max: int) -> bool:
-        """Whether it is before that time, and the wall clock is ahead of `now_ms` by at most so much. Asked before each
-        record: it must be cheap.
-        """
+        """Whether `at_ms` is ahead, and the wall clock at most so far ahead. Asked per record, so it must be cheap."""
 
     async def sleep_until_ms(self, at_ms: int) -> None: ...
 
@@ -67,10 +64,8 @@ class Clock(Protocol):
 
 
 class ShardSubscription(Protocol):
-    """A subscription to one shard that the service has accepted.
-
-    Its methods raise as those of `Kinesis` do: what the service sends as an error, or `TransportError` if the
-    connection breaks, also in the middle of an event.
+    """A subscription to one shard that the service has accepted. Its methods raise what the service sends as an error,
+    or `TransportError` if the connection breaks, also in the middle of an event.
     """
 
     server_seconds: float | None
@@ -112,9 +107,7 @@ class Kinesis(StreamListing, Protocol):
     async def get_records(
         self, stream: StreamName, shard_iterator: str, *, has_room: Callable[[int], bool] | None = None
     ) -> GetRecordsResponse | None:
-        """`has_room` is asked with the length of a large response, before its body is received. If it returns false,
-        the response is dropped, and the result is None.
-        """
+        """`has_room` gets the length of a large response before its body is received. False drops it: returns None."""
 
     async def subscribe_to_shard(
         self, consumer_arn: str, shard_id: str, position: StartingPosition
@@ -148,9 +141,8 @@ class LeaseStore(Protocol):
       taken effect.
     - Writes return the stored row, so that a caller whose answer was lost learns what is stored.
     - No write has a condition over two rows.
-    - The application's row is stored under the application's name, every other row under that name and the `app_id`
-      that this handle opened. So a delayed write never shows in an application that was deleted and created again (rule
-      L14).
+    - The application's row is stored under its name, every other row under that name and the `app_id` that this handle
+      opened. So a delayed write never shows in an application that was deleted and created again (rule L14).
     - The store is called from two event loops: the worker's, and that of the heartbeat thread. Where a connection
       belongs to one loop, open one for each.
 
@@ -161,17 +153,13 @@ class LeaseStore(Protocol):
     checkpoint_interval: float = 1.0
     """Seconds between two commits of a shard, if `CheckpointSettings.interval` is None."""
     seen_every: float = 0.0
-    """Seconds after which others see what a worker has written; 0: at once, and workers see who looks at them."""
+    """Seconds until others see what a worker has written. If 0, workers also see that somebody watches them."""
     warnings: Sequence[str] = ()
-    """What `open` found that should be changed, although the store works. A worker reports each one
-    (`LeaseStoreWarning`).
-    """
+    """What `open` found that should be changed, although the store works. Workers report it (`LeaseStoreWarning`)."""
 
     async def open(self, app: AppRow) -> AppRow:
-        """Creates the tables and the application's row if they do not exist; returns the stored row. A new row names
-        its storage (`incarnation`), so that a worker that starts after a rollback notices it.
-
-        From then on this handle reads and writes the rows of that row's `app_id`.
+        """Creates the tables and the application's row if they do not exist. Returns the stored row, whose `app_id`
+        this handle uses from then on. A new row names its storage (`incarnation`), so that workers notice a rollback.
         """
 
     async def read_app(self) -> AppRow | None:
@@ -190,21 +178,15 @@ class LeaseStore(Protocol):
         """Writes where the application lives, if its place is still the expected one; returns the stored row."""
 
     async def renew_watch(self) -> None:
-        """Adds one to `watch` in the application's row: somebody looks at the fleet, so members write their status more
-        often.
-        """
+        """Adds one to the app row's `watch`: somebody looks at the fleet, so members write their status more often."""
 
     async def delete_app(self, app_id: str) -> bool:
         """Deletes the application's row, if it still has this id, then all rows under the id. False if there were none.
-
-        After a failure it can be called again, and goes on; `leftovers` names the id until then. The caller has seen
-        that no member is alive.
+        A call after a failure continues; `leftovers` names the id until then. The caller has seen no live member.
         """
 
     async def leftovers(self) -> Sequence[str]:
-        """The ids of deleted applications of this name of which rows may be left, because the deletion did not end.
-        Sorted. May be called before `open`.
-        """
+        """The ids of this name's applications whose deletion did not end, sorted. May be called before `open`."""
 
     async def close(self) -> None: ...
 
@@ -222,9 +204,7 @@ class LeaseStore(Protocol):
         """Live -> left: one write frees all leases of the member."""
 
     async def request_hand_off(self, donor: str, request: str) -> MemberRow | None:
-        """Adds the short name of a request to a live donor's `wanted`, once and if there are fewer than 8; returns the
-        donor's stored row.
-        """
+        """Adds a request's short name to a live donor's `wanted`: once, at most 8 names. Returns the donor's row."""
 
     async def delete_member(self, member_id: str) -> bool:
         """Deletes a sealed or left member, and its status. The caller has seen that no lease names it."""
@@ -288,8 +268,8 @@ class LetterDestination(Protocol):
     """Where dead letters go. Calls raise `DeadLetterError`, whose code is the reason why a shard waits."""
 
     async def check(self, retention_hours: int) -> list[str]:
-        """Whether it can be written to. Returns warnings, such as that it keeps letters for less time than the stream
-        keeps records, or than 14 days. Raises if it cannot be used.
+        """Raises if it cannot be used. Returns warnings, for example if it keeps letters for less than 14 days or than
+        the stream's retention.
         """
 
     async def write(self, letter: Letter) -> str | None:
@@ -318,5 +298,4 @@ class Ports:
     add_metric: Callable[[str, float], None] | None = None
     """Receives the metrics that handlers report with `context.metric`; None drops them."""
     before_call: Callable[[], Awaitable[None]] | None = None
-    """For simulations: awaited between the fence check and the handler call, the worst moment for a process to
-    pause."""
+    """For simulations: awaited between the fence check and the handler call, the worst moment for a pause."""

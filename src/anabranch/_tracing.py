@@ -7,7 +7,6 @@ or called. If the SDK raises, a span is lost and an event reports it; records ar
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from anabranch._version import __version__
@@ -46,7 +45,7 @@ class _Failures:
 
     def __enter__(self) -> None: ...
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         if isinstance(error, Exception):
             self.failed(error)
         elif error is None and self._count:
@@ -61,7 +60,7 @@ class _CurrentSpan:
     def __init__(self, failures: _Failures, start: Callable[[], AbstractContextManager[Any]]) -> None:
         self._failures = failures
         self._start = start
-        self._span: AbstractContextManager[Any] | None = None
+        self._span: Any = None
 
     def __enter__(self) -> None:
         try:
@@ -72,9 +71,7 @@ class _CurrentSpan:
         else:
             self._span = span
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if self._span is not None:
             with self._failures:
                 self._span.__exit__(kind, error, trace)

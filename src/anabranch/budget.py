@@ -1,10 +1,9 @@
 """A byte budget for all records that a consumer has read and not finished. Several consumers can share one.
 
 A read reserves room for the largest possible response, and gives back the difference when the response arrives (rule
-B1). A read at the tip of its shard reserves less; if a larger response is announced, the budget may be overdrawn by
-one response. A reader without room is called back when there is some; nothing is dropped to make room (promise P5).
-Records that are held back by an unfinished record of the same key may use only an eighth of the budget, so that a few
-shards cannot block all others (rule D6).
+B1). A read at the tip of its shard reserves less, and may overdraw the budget by one response. A reader without room is
+called back when there is some; nothing is dropped to make room (promise P5). Records that an unfinished record of their
+key holds back may use an eighth of the budget, so that a few shards cannot block all others (rule D6).
 """
 
 from collections import deque
@@ -57,8 +56,8 @@ class Budget:
         return True
 
     def try_overdraw(self, wanted_bytes: int) -> bool:
-        """Room for the rest of a response that is larger than its reservation, up to the overdraft. To be called before
-        its body is received. Until the overdraft is paid back, there is no room for anything else.
+        """Room for the rest of a response that is larger than its reservation, before its body is received. There is
+        no other room until the overdraft is paid back.
         """
         if self.used_bytes + wanted_bytes > self.limit_bytes + self.overdraft_bytes_max:
             return False

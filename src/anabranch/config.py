@@ -1,4 +1,4 @@
-"""Settings, as frozen values. Wrong types are reported at once; otherwise all wrong choices and ranges.
+"""Settings, as frozen values. One error lists all wrong choices and ranges, unless a type is wrong.
 
 Durations are seconds. AWS's quotas are not settings; they are in `limits`.
 """
@@ -30,9 +30,7 @@ _CONSUMER_ARN = re.compile(r"arn:aws[a-z-]*:kinesis:[a-z0-9-]+:[0-9]{12}:stream/
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aws:
-    """The AWS region, endpoint and credentials. Defaults come from the standard chain: environment, profile, container,
-    instance.
-    """
+    """AWS region, endpoint and credentials. Defaults: AWS's chain (environment, profile, container, instance)."""
 
     region: str | None = None
     profile: str | None = None
@@ -91,8 +89,7 @@ def _is_worker_id(name: str) -> bool:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseSettings:
     worker_id: str | None = None
-    """A readable name, at most 64 bytes in UTF-8; by default the host name and process id. Ownership does not depend on
-    it."""
+    """A name for people, at most 64 bytes in UTF-8; by default host name and process id. Ownership ignores it."""
     worker_id_exclusive: bool = False
     """Set it only if the platform guarantees that no two processes ever run with the same `worker_id`, not even briefly
     or during a network partition. Then a restarted worker takes its shards back at once, with every store. If the
@@ -108,9 +105,9 @@ class LeaseSettings:
     """How long a stop or a hand-off waits for running handler calls. Then a stop cancels them; for a hand-off see
     `hand_off`. The default leaves 10 s of Kubernetes's default grace period for the last commits."""
     hand_off: Literal["keep", "force"] = "keep"
-    """If handler calls outlast `drain_deadline` while another worker waits for the shard: `keep` keeps the shard and
-    repeats nothing; `force` cancels the calls, and gives the shard away when they have ended. The new owner handles the
-    cancelled records again. We wait for calls in threads, which cannot be cancelled."""
+    """If handler calls outlast `drain_deadline` while another worker waits for the shard: `keep` keeps the shard;
+    `force` cancels the calls, and gives the shard away when they have ended. Its new owner repeats their records.
+    Calls in threads cannot be cancelled, so we wait for them."""
     on_zombie: Literal["report", "exit"] = "report"
     """If a handler call outlives its lease: `report` emits an event and lets it run; `exit` ends the process at once,
     before another worker can start the same record. For sinks that cannot check the fence token."""
@@ -194,10 +191,7 @@ class FanOutSettings:
                 f"not {self.consumer_arn!r}"
             )
         if self.consumer_arn is not None and (self.consumer_name is not None or self.deregister_on_stop):
-            violations.append(
-                "consumer_arn names a consumer that is managed elsewhere; "
-                "it excludes consumer_name and deregister_on_stop"
-            )
+            violations.append("consumer_arn excludes consumer_name and deregister_on_stop: it is managed elsewhere")
         refuse(violations)
 
 
@@ -205,14 +199,11 @@ class FanOutSettings:
 class CheckpointSettings:
     interval: float | None = None
     """How often finished records are committed. After a crash, records finished since the last commit are repeated.
-    None: the lease store's own value (memory and SQLite: 1 s).
-    """
+    None: the lease store's own value (memory and SQLite: 1 s)."""
     records: int = 10_000
     """Commit earlier when this many records of a shard are finished."""
     replay_bytes_max: int = 256 << 20
-    """With order="key": how many bytes may be finished after an unfinished record. They are read again after a
-    crash.
-    """
+    """With order="key": how many bytes after an unfinished record may be finished. A crash repeats them."""
 
     def __post_init__(self) -> None:
         violations = check_field_types(self)
@@ -232,13 +223,12 @@ class ConsumerSettings:
     fanout: FanOutSettings = field(default_factory=FanOutSettings)
     checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
     budget: Budget | int = 256 << 20
-    """How many bytes of records may be read and unfinished. Pass a `Budget` to share it with other consumers of the
-    same event loop."""
+    """How many bytes of records may be unfinished. Consumers of one event loop can share a `Budget`."""
     start_timeout: float = 120.0
     """How long the start waits while a stream is being created, or while the service throttles or fails."""
     at_shard_end: Literal["wait", "finish"] = "wait"
-    """If only failed records that wait for a retry keep a closed shard from finishing, and so its children from
-    starting: `wait` retries them as `on_failure` says; `finish` takes its last step (`then`) at once."""
+    """When a closed shard has only records left that wait for a retry, its children wait, too. `wait` retries these
+    records as `on_failure` says; `finish` applies its last step (`then`) at once."""
     health_host: str = "0.0.0.0"  # noqa: S104 -- probes come from outside the container
     """The address on which `health_port=` listens; by default all of this machine."""
     trace: bool = False
@@ -260,21 +250,17 @@ class ProducerSettings:
     producers adapt to each other; a lower share leaves room from the start. Until the shards are listed, a lower share
     and the two limits below apply to the stream as if it were one shard."""
     shard_bytes_per_second: float | None = None
-    """The most bytes that this producer writes to each shard in a second, if that is less than its share."""
+    """The most bytes that it writes to each shard in a second, if below its share."""
     shard_records_per_second: float | None = None
-    """The most Kinesis records that this producer writes to each shard in a second, if that is less than its share. An
-    aggregate is one record."""
+    """The most Kinesis records (an aggregate is one) that it writes to each shard in a second, if below its share."""
     requests_in_flight: int = 8
-    """Concurrent PutRecords calls per stream. More gives more throughput over long round trips, with more
-    connections.
-    """
+    """Concurrent PutRecords calls per stream. More give more throughput over long round trips."""
     after_failure: Literal["fail", "continue"] = "fail"
     """With order="key", what becomes of later records of a key whose record failed: `fail` fails them too, until that
     failure has been seen (awaited, taken by on_undelivered, or raised by flush); `continue` writes them."""
     aggregate_partition_key: str | None = None
-    """The partition key of aggregates, as readers see that do not open them; None: that of their first record. The
-    KPL's is "a". It never decides the shard."""
-
+    """The partition key of aggregates, seen by readers that do not deaggregate; None for that of the first record. The
+    KPL uses "a". It does not choose the shard."""
     trace: bool | Literal["wrap"] = False
     """Whether to make an OpenTelemetry span for each put, and to send its trace parent with sampled records that are
     aggregated. `"wrap"` sends it with single records too: each becomes an aggregate of one, so use it only if all

@@ -94,12 +94,9 @@ class ServiceError(AnabranchError):
         request_id: str | None = None,
         retry_after_seconds: float | None = None,
     ) -> None:
-        parts = [f"{operation}: {code}"]
-        if message:
-            parts.append(f": {message}")
-        if request_id:
-            parts.append(f" (request id {request_id})")
-        super().__init__("".join(parts))
+        details = f": {message}" if message else ""
+        request = f" (request id {request_id})" if request_id else ""
+        super().__init__(f"{operation}: {code}{details}{request}")
         self.message = message
         self.operation = operation
         self.code = code
@@ -238,8 +235,7 @@ class DeadLetterError(AnabranchError):
         super().__init__(f"{message}: {advice}" if advice else message)
         self.code: DeadLetterCode = code
         """`no_answer`, `throttled`, `access_denied`, `missing` (no such queue, stream, bucket or folder), `too_large`,
-        `locked` (another process redrives) or `unusable`.
-        """
+        `locked` (another process redrives) or `unusable`."""
         self.advice = advice
         self.retryable = code in {"no_answer", "throttled", "locked"}
 

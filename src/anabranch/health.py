@@ -15,6 +15,8 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, MutableMapping
 from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
 from typing import Any, Final, Protocol, runtime_checkable
 
 import msgspec
@@ -61,7 +63,7 @@ class HealthApp:
         self._checked: tuple[Checked, ...] = checked
 
     def answer(self, path: str) -> Response:
-        """From any thread. All but `/live` wait a moment if an event loop is busy in another thread."""
+        """Answers one of `PATHS`, from any thread. All but `/live` wait a moment if an event loop is busy elsewhere."""
         match path:
             case "/live":
                 reasons = [reason for one in self._checked if (reason := one.restart_reason) is not None]
@@ -70,9 +72,7 @@ class HealthApp:
                 return self._ready()
             case "/metrics":
                 return self._metrics()
-            case "/status.json":
-                return json_page([self._status(one) for one in self._checked])
-        return _not_found(path)
+        return json_page([self._status(one) for one in self._checked])
 
     async def respond(self, method: str, path: str) -> Response:
         """On any event loop, without blocking it."""
@@ -129,7 +129,9 @@ class HealthApp:
 def refusal_of(method: str, path: str) -> Response | None:
     if method not in {"GET", "HEAD"}:
         return _page(405, _TEXT, b"use GET\n")
-    return None if path in PATHS else _not_found(path)
+    if path not in PATHS:
+        return _page(404, _TEXT, f"there is no {path}; there are {', '.join(PATHS)}\n".encode())
+    return None
 
 
 def json_page(document: Any, status: int = 200) -> Response:
@@ -142,10 +144,6 @@ def metrics_page(text: Callable[[], bytes]) -> Response:
     except ImportError:
         return _page(501, _TEXT, b"/metrics needs a library: pip install 'anabranch[prometheus]'\n")
     return _page(200, CONTENT_TYPE_LATEST, text())
-
-
-def _not_found(path: str) -> Response:
-    return _page(404, _TEXT, f"there is no {path}; there are {', '.join(PATHS)}\n".encode())
 
 
 def _verdict(what: str, reasons: list[str]) -> Response:
@@ -173,7 +171,8 @@ class HealthServer:
         return await asyncio.wrap_future(self._started)
 
     async def stop(self) -> None:
-        self._stop()
+        with suppress(RuntimeError):  # its loop has ended
+            self._stop()
         await asyncio.wait([asyncio.wrap_future(self._ended)], timeout=STOP_SECONDS)
 
     def _run(self) -> None:
@@ -187,13 +186,8 @@ class HealthServer:
             self._ended.set_result(None)
 
     async def _serve(self) -> None:
-        loop, over = asyncio.get_running_loop(), asyncio.Event()
-
-        def stop() -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(over.set)
-
-        self._stop = stop
+        over = asyncio.Event()
+        self._stop = partial(asyncio.get_running_loop().call_soon_threadsafe, over.set)
         server = HttpServer(self._handle, host=self._host, port=self._port)
         await server.start()
         self._started.set_result(server.url)

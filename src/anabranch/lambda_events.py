@@ -24,8 +24,8 @@ __all__ = ["deaggregate"]
 
 
 def deaggregate(event: Mapping[str, Any], *, decode: Decoder[Any] = bytes) -> list[Record[Any]]:
-    """Returns the records of a Lambda event, in order. To report a partial batch failure, use `record.sequence_number`
-    as the `itemIdentifier`.
+    """Returns the records of a Lambda event, in order. For a partial batch failure, `itemIdentifier` is a
+    record's `sequence_number`.
     """
     to_value = decode_with(decode)
     records: list[Record[Any]] = []
@@ -51,9 +51,11 @@ def _records_of(item: Mapping[str, Any]) -> list[Record[Any]]:
     aggregate = open_aggregate(data)
     traced = {} if aggregate is None else aggregate.trace_parents
     sub_records = [(kinesis["partitionKey"], None, data)] if aggregate is None else aggregate.sub_records()
+    # `orders` from arn:aws:kinesis:eu-west-1:123456789012:stream/orders, also from a consumer's ARN
+    stream = item.get("eventSourceARN", "").partition(":stream/")[2].partition("/")[0]
     return [
         Record(
-            stream=_stream_name(item.get("eventSourceARN", "")),
+            stream=stream,
             shard_id=str(item.get("eventID", "")).partition(":")[0],
             sequence_number=kinesis["sequenceNumber"],
             sub_sequence_number=BEFORE_FIRST_SUB if aggregate is None else index,
@@ -66,8 +68,3 @@ def _records_of(item: Mapping[str, Any]) -> list[Record[Any]]:
         )
         for index, (partition_key, explicit_hash_key, payload) in enumerate(sub_records)
     ]
-
-
-def _stream_name(arn: str) -> str:
-    """`orders` from arn:aws:kinesis:eu-west-1:123456789012:stream/orders, also from a consumer's ARN."""
-    return arn.partition(":stream/")[2].partition("/")[0]

@@ -1,7 +1,7 @@
-"""A dead letter: one record that could not be handled, with all that is needed to understand and to handle it.
+"""A dead letter: one record that could not be handled, why, and its JSON form.
 
-Only the value and its JSON form: `dead_letters` stores letters. A letter is identified by its
-idempotency key, which depends on the record alone: a letter that is written twice is one letter.
+Its idempotency key depends on the record alone, so a letter that is written twice is one letter. `dead_letters` stores
+letters.
 """
 
 import hashlib
@@ -10,7 +10,6 @@ import re
 import traceback
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Final
 
 import msgspec
@@ -47,10 +46,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
         return cls(
-            error_type=_type_name(error),
-            message=_message(error),
-            stack=_stack(error),
-            fingerprint=fingerprint(error),
+            error_type=_type_name(error), message=_message(error), stack=_stack(error), fingerprint=fingerprint(error)
         )
 
 
@@ -89,7 +85,7 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
     redrive_count: int = 0
     """How often it was redriven, and failed again."""
     redrives_cut_off: int = 0
-    """How many redrives since then began to deliver it and did not finish, because their process died."""
+    """How many redrives have died since then while they delivered it."""
     overflow: str | None = None
     """Where the whole letter is, if it was too large for its destination."""
     schema_version: int = SCHEMA_VERSION
@@ -166,9 +162,7 @@ def make_letter(
 
 
 def stream_order(letter: Letter) -> str:
-    """Sorts the letters of a stream as their records are in it. Sequence numbers grow from parents to children, so this
-    is also the order of each key.
-    """
+    """Sorts letters as their records in the stream, also by key: sequence numbers grow from parents to children."""
     created = int(letter.stream_created_seconds)
     return f"{letter.stream}/{created:012d}/{int(letter.sequence_number):060d}.{letter.sub_sequence_number + 1:09d}"
 
@@ -179,18 +173,11 @@ def fingerprint(error: BaseException) -> str:
     Line numbers change with each release, and messages with each record, so neither counts. An error without frames (it
     came from another process) is identified by its message instead, without the numbers and quotations in it.
     """
-    frames = _functions(error.__traceback__)
-    identity = frames or [_VARYING.sub("#", _message(error))]
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    names = [f"{frame.f_globals.get('__name__', '?')}.{frame.f_code.co_qualname}" for frame in frames]
+    functions = [name for name in names if not name.startswith("anabranch.")][-_FRAMES_MAX:]
+    identity = functions or [_VARYING.sub("#", _message(error))]
     return hashlib.sha256(json.dumps([_type_name(error), *identity]).encode()).hexdigest()[:16]
-
-
-def _functions(trace: TracebackType | None) -> list[str]:
-    names = []
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        names.append(f"{trace.tb_frame.f_globals.get('__name__', '?')}.{code.co_qualname}")
-        trace = trace.tb_next
-    return [name for name in names if not name.startswith("anabranch.")][-_FRAMES_MAX:]
 
 
 def _type_name(error: BaseException) -> str:

@@ -15,8 +15,8 @@ __all__ = ["DeadLetter", "Retry", "Skip", "Stop"]
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Stop the shard at the failed record, keep its lease, and report it. A process that starts later retries it once;
-    `anabranch apps skip` and `anabranch apps resume` continue without a restart.
+    """Stop the shard at the failed record, keep its lease, and report it. A worker that starts later retries the record
+    once; `anabranch apps skip` and `apps resume` continue without a restart.
     """
 
 
@@ -29,10 +29,8 @@ class Skip:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Write the failed record with its error to a destination, and continue when it is durable there.
-
-    After 20 letters in a row without one success, or `per_minute` in a minute, the shard stops: that looks like an
-    outage.
+    """Write the failed record with its error to a destination, and continue when it is durable there. After 20 letters
+    in a row without one success, or `per_minute` in a minute, the shard stops: that looks like an outage.
     """
 
     url: str | Callable[[Any], Any] | None = None

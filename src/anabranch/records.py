@@ -4,6 +4,7 @@ All are plain values that a unit test can build. There may be millions of record
 objects, and the garbage collector does not track them.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from math import inf
@@ -76,25 +77,20 @@ class BatchFailure(Exception):  # noqa: N818 -- it says what the handler reports
     def __init__(self, failed: Sequence[Record[Any]]) -> None:
         self.failed = tuple(failed)
         if not self.failed or not all(isinstance(record, Record) for record in self.failed):
-            raise ConfigurationError(
-                f"BatchFailure(failed={failed!r}): expected the records of the batch that failed, at least one"
-            )
+            raise ConfigurationError(f"BatchFailure(failed={failed!r}): expected at least one record of the batch")
         super().__init__(f"{len(self.failed)} of the batch failed, the first is record {self.failed[0].position}")
 
     def __reduce__(self) -> tuple[type["BatchFailure"], tuple[Sequence[Record[Any]]]]:
         return type(self), (self.failed,)  # a handler may run in another process
 
 
-METRIC_NAME_CHARACTERS_MAX = 200
+_METRIC_NAME = re.compile("[ -~]{1,200}")
 
 
 def checked_metric(name: object, value: Any) -> tuple[str, float]:
     """Raises if the name or the type of the value is wrong."""
-    is_name = isinstance(name, str) and 1 <= len(name) <= METRIC_NAME_CHARACTERS_MAX and name.isascii()
-    if not (isinstance(name, str) and is_name and name.isprintable()):
-        raise ValueError(
-            f"a metric's name is {name!r}; it must have 1 to {METRIC_NAME_CHARACTERS_MAX} printable ASCII characters"
-        )
+    if not (isinstance(name, str) and _METRIC_NAME.fullmatch(name)):
+        raise ValueError(f"a metric's name is {name!r}; it must have 1 to 200 printable ASCII characters")
     try:
         return name, float(value)
     except OverflowError:  # an integer that is too large: as a float of that size, it is refused with an event
@@ -123,9 +119,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     """What the handler reported with `metric`."""
 
     def metric(self, name: str, value: float) -> None:
-        """Reports a value of a custom metric, such as `PredictionConfidence`. It counts if the call succeeds:
-        a record that fails is handled again. Works in threads and processes, too.
-        """
+        """Reports a value of a custom metric, from any thread or process. It counts only if the call succeeds."""
         self.metrics.append(checked_metric(name, value))
 
 
@@ -155,8 +149,7 @@ class PutResult(msgspec.Struct, frozen=True, kw_only=True):
     attempts: tuple[Attempt, ...] = ()
     maybe_written: bool = False
     """The outcome of an attempt is unknown, or the record was written where consumers skip it. If not delivered, the
-    record may still be in the stream; if delivered, it may be there twice.
-    """
+    record may still be in the stream; if delivered, it may be there twice."""
 
     @property
     def delivered(self) -> bool:

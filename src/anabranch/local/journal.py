@@ -2,12 +2,13 @@
 
     magic | entry | entry | ...        entry: length (4) | CRC-32 of the payload (4) | payload      (big-endian)
 
-Entries are opaque bytes, never empty. They are written in order, in batches with one fsync each; `durable` returns when
-everything appended so far is on disk. An incomplete entry at the end is dropped, because a crash leaves one; unless the
-entry is zeros, the file is copied before that. Damage before a complete entry is an error, and the file stays as it is;
-with `salvage`, the file is copied, and all complete entries are used.
-At each start the journal is rewritten from the present state to a new file, which then replaces the old one. A lock on
-the folder keeps other processes out.
+Entries are bytes, never empty. They are written in order, in batches with one fsync each; `durable` returns when all
+entries appended so far are on disk. A lock on the folder keeps other processes out.
+
+A crash may leave an incomplete entry at the end. It is dropped, and the file is copied first unless the entry is only
+zeros. If complete entries follow a damaged part, that is an error and the file is not changed; with `salvage`, the file
+is copied and all complete entries are used. At each start the present state is written to a new file, which then
+replaces the old one.
 """
 
 import asyncio
@@ -109,7 +110,9 @@ class Journal:
         return following
 
     def _drop_tail(self, content: mmap.mmap, position: int) -> None:
-        """Only an entry that is shorter than it says was never acknowledged. Any other may have been damaged later."""
+        """If the file is shorter than its last entry says, that entry was never acknowledged. Otherwise the end was
+        damaged later.
+        """
         tail_bytes = len(content) - position
         if not content[position:].strip(b"\0"):
             logger.warning("%s: dropped %d zero bytes at the end", self.path, tail_bytes)
@@ -185,12 +188,14 @@ class Journal:
     def _close(self) -> None:
         self._writer.shutdown()
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # if a write failed, closing tries it again
+                self._file.close()
         self._lock.close()
 
     def _schedule_flush(self) -> None:
+        """After a failed write, which may have left an incomplete entry, nothing more is written."""
         self._appended += 1
-        if not self._flushing:
+        if not self._flushing and self.failure is None:
             self._flushing = True
             asyncio.get_running_loop().call_soon(self._flush)
 
@@ -238,7 +243,7 @@ def _framed(entry: bytes) -> bytes:
 
 
 def _entry_at(content: mmap.mmap, position: int) -> bytes | None:
-    """None if there is no complete entry. Zeros, which a crash may leave at the end of a file, are none."""
+    """None if there is no complete entry here, only a damaged part or the zeros that a crash may leave."""
     begin = position + _HEAD.size
     if begin > len(content):
         return None
@@ -252,8 +257,8 @@ def _entry_at(content: mmap.mmap, position: int) -> bytes | None:
 def _next_entry(content: mmap.mmap, position: int) -> int | None:
     """Where the next complete entry begins.
 
-    Another length or only zeros must follow it. We check that before the checksum: a checksum at each position would
-    take quadratic time.
+    An entry must be followed by another length, by zeros up to the end, or by nothing. We check this first: a checksum
+    at each position would take quadratic time.
     """
     zeros = len(content[:].rstrip(b"\0"))
     for found in _LENGTH.finditer(content, position):

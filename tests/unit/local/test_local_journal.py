@@ -1,4 +1,5 @@
 import asyncio
+import io
 import logging
 import os
 import random
@@ -252,6 +253,38 @@ def test_no_change_is_acknowledged_after_a_disk_failure(tmp_path, monkeypatch, c
         await journal.close()
 
     asyncio.run(main())
+
+
+class DiskFile(io.FileIO):
+    room = 50
+
+    def write(self, data):
+        if not self.room:
+            raise OSError(28, "No space left on device")
+        written = super().write(data[: self.room])
+        self.room -= written
+        return written
+
+
+@pytest.mark.parametrize("entry_bytes", [100, 100_000])
+@pytest.mark.parametrize("room_later", [0, 1 << 20], ids=["still full", "room again"])
+def test_nothing_follows_an_entry_that_did_not_fit_on_the_disk(tmp_path, entry_bytes, room_later, caplog):
+    async def main():
+        journal = Journal(tmp_path)
+        journal.rewrite([b"kept"])
+        journal._file.close()
+        disk = DiskFile(journal.path, "ab")
+        journal._file = io.BufferedWriter(disk)
+        journal.append(b"x" * entry_bytes)
+        with pytest.raises(LocalError, match="No space left on device"):
+            await journal.durable()
+        disk.room = room_later
+        journal.append(b"a later change")
+        await asyncio.sleep(0)
+        await journal.close()
+
+    asyncio.run(main())
+    assert b"a later change" not in read(tmp_path)
 
 
 def everything(state, now_ms):

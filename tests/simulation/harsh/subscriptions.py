@@ -99,7 +99,7 @@ class SimulatedBody:
     def check(self, now: float) -> None:
         """As above."""
 
-    def close(self) -> None:
+    def close(self, *, silent: bool = False) -> None:
         if self.is_closed:
             return
         self.is_closed = True
@@ -107,9 +107,6 @@ class SimulatedBody:
         if self.sender is not None:
             delay = self._random.uniform(0.001, MESSAGE_SECONDS_MAX)
             self._loop.call_later(delay, self.sender.cancel, context=contextvars.Context())
-
-    def abandon(self) -> None:
-        self.close()
 
     async def wait_closed(self) -> None:
         """Nothing to wait for."""

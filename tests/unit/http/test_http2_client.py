@@ -178,7 +178,7 @@ def test_no_stream_is_opened_on_a_connection_whose_server_was_silent():
         peer = Peer()
         _, first = await peer.accept()
         other_id, other = await peer.accept()
-        first.abandon()
+        first.close(silent=True)
         assert not peer.connection.usable
         peer.h2.send_data(other_id, b"still here")
         peer.say()

@@ -3,7 +3,7 @@
 `asyncio.BufferedProtocol` lets TLS decrypt straight into our buffer. The body is handed out as a view of that buffer,
 valid until the connection is released. Request pieces are written one by one while the transport has room.
 
-    IDLE ── exchange ──> HEAD ──> BODY | CHUNKS | REST ──> HELD ── release ──> IDLE
+    IDLE ── exchange ──> HEAD ──> BODY | UNMEASURED ──> HELD ── release ──> IDLE
                           └── streaming, status 200 ──> the transport belongs to an Http1BodyStream
     every phase ── abort, a lost connection, a bad response, a body without room, a deadline ──> CLOSED
 
@@ -26,13 +26,7 @@ from anabranch._http.client.limits import (
     ClientTimeouts,
     ReadTimeout,
 )
-from anabranch._http.client.response_framing import (
-    CHUNKED,
-    UNTIL_CLOSE,
-    ResponseChunks,
-    ResponseHead,
-    parse_response_head,
-)
+from anabranch._http.client.response_framing import CHUNKED, ResponseChunks, ResponseHead, parse_response_head
 from anabranch.errors import TransportError
 
 _FIRST_ALLOCATION_BYTES_MAX: Final = 4 << 20  # an announced length above this is trusted only as bytes arrive
@@ -77,13 +71,13 @@ class Phase(enum.Enum):
     IDLE = "idle"
     HEAD = "head"
     BODY = "body"
-    CHUNKS = "chunks"
-    REST = "rest"
+    UNMEASURED = "unmeasured"
+    """The body has no content-length: it is chunked, or ends with the connection."""
     HELD = "held"
     CLOSED = "closed"
 
 
-IDLE, HEAD, BODY, CHUNKS, REST, HELD, CLOSED = Phase  # plain names, because each call uses them many times
+IDLE, HEAD, BODY, UNMEASURED, HELD, CLOSED = Phase  # plain names, because each call uses them many times
 
 
 @dataclass(slots=True)
@@ -104,11 +98,7 @@ connection's own buffer; if the length is unknown, each time that the body grows
 
 class ClientConnection(asyncio.BufferedProtocol):
     def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        peer: str,
-        timeouts: ClientTimeouts,
-        buffers: ReceiveBuffers,
+        self, loop: asyncio.AbstractEventLoop, peer: str, timeouts: ClientTimeouts, buffers: ReceiveBuffers
     ) -> None:
         self._loop = loop
         self._peer = peer
@@ -122,7 +112,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._body_end = 0
         self._phase = IDLE
         self._head: ResponseHead | None = None
-        self._chunks = ResponseChunks()
+        self._chunks: ResponseChunks | None = None
         self._collected = bytearray()
         self._answer: asyncio.Future[Answer] | None = None
         self._has_room: HasRoom | None = None
@@ -146,7 +136,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         return self._phase is IDLE and not self._transport.is_closing()
 
     def has_input(self) -> bool:
-        """True if the kernel has bytes or an end for this idle connection that the event loop has not seen yet."""
+        """Asks the kernel whether the server has sent bytes or closed this connection: the event loop may not know."""
         poll = select.poll()
         poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
         return bool(poll.poll(0))
@@ -274,10 +264,8 @@ class ClientConnection(asyncio.BufferedProtocol):
                 self._read_head(self._end - nbytes)
             elif phase is BODY:
                 self._read_body()
-            elif phase is CHUNKS:
-                self._read_chunks()
-            elif phase is REST:
-                self._read_rest()
+            elif phase is UNMEASURED:
+                self._read_unmeasured()
             else:
                 self._end = 0
                 self.fail(TransportError(f"{self._peer} sent bytes without a request"))
@@ -289,7 +277,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if not self._closed.done():
             self._closed.set_result(None)
         self.resume_writing()
-        if self._phase is REST and exc is None:
+        if self._phase is UNMEASURED and self._chunks is None and exc is None:
             self._complete(memoryview(self._collected))
             return
         self.dropped_before_answer = self._phase is HEAD and self.exchanges > 1 and not self._answered
@@ -323,14 +311,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         else:
             self._body_start = body_start
             self._collected = bytearray()
-            if head.length == CHUNKED:
-                self._phase = CHUNKS
-                self._chunks = ResponseChunks()
-                self._read_chunks()
-            else:
-                assert head.length == UNTIL_CLOSE
-                self._phase = REST
-                self._read_rest()
+            self._chunks = ResponseChunks() if head.length == CHUNKED else None
+            self._phase = UNMEASURED
+            self._read_unmeasured()
 
     def _skip_interim(self, head: ResponseHead, body_start: int) -> None:
         self._interim_answers += 1
@@ -383,19 +366,15 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     # Bodies without a content-length are rare, so they are collected in a second buffer
 
-    def _read_chunks(self) -> None:
-        chunks = self._chunks
-        for payload in chunks.feed(self._view[self._body_start : self._end]):
+    def _read_unmeasured(self) -> None:
+        chunks, view = self._chunks, self._view[self._body_start : self._end]
+        for payload in [view] if chunks is None else chunks.feed(view):
             self._collect(payload)
         self._body_start = self._end = 0
-        if chunks.complete:
+        if chunks is not None and chunks.complete:
             if chunks.surplus:
                 raise TransportError(f"{self._peer} sent bytes after its response")
             self._complete(memoryview(self._collected))
-
-    def _read_rest(self) -> None:
-        self._collect(self._view[self._body_start : self._end])
-        self._body_start = self._end = 0
 
     def _collect(self, payload: memoryview) -> None:
         body_bytes = len(self._collected) + len(payload)
@@ -437,7 +416,6 @@ class Http1BodyStream(asyncio.BufferedProtocol):
         self._peer = peer
         self._chunks = ResponseChunks() if head.length == CHUNKED else None
         self._left = head.length if head.length >= 0 else None
-        self._until_close = head.length == UNTIL_CLOSE
         self._buffer = bytearray(max(WINDOW_BYTES, len(first) + _ROOM_BYTES_MIN))
         self._view = memoryview(self._buffer)
         self._view[: len(first)] = first
@@ -474,11 +452,8 @@ class Http1BodyStream(asyncio.BufferedProtocol):
     def progress(self) -> None:
         self._read_timeout.progress()
 
-    def close(self) -> None:
+    def close(self, *, silent: bool = False) -> None:  # noqa: ARG002 -- no other stream uses this connection
         self._finish(TransportError("the stream was closed by this client"))
-
-    def abandon(self) -> None:
-        self.close()
 
     def check(self, now: float) -> None:
         if (missing := self._read_timeout.expired(now)) is not None:
@@ -525,7 +500,8 @@ class Http1BodyStream(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._closed.done():
             self._closed.set_result(None)
-        if self._until_close and exc is None and self._error is None:
+        lasts_until_close = self._chunks is None and self._left is None
+        if lasts_until_close and exc is None and self._error is None:
             self._finished = True
         elif self._error is None:
             reason = f": {exc}" if exc else ""

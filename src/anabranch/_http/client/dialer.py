@@ -1,13 +1,11 @@
 """Opens connections to one endpoint: name lookup, TCP, an optional proxy, TLS and protocol negotiation.
 
-Proxies come from the standard variables HTTPS_PROXY, HTTP_PROXY and NO_PROXY, with the rules of Python's standard
-library, which boto3 follows too.
+Proxies come from HTTPS_PROXY, HTTP_PROXY and NO_PROXY, with the rules of Python's standard library, which boto3 follows
+too. Every failure becomes a `TransportError` with `maybe_sent=False` that says what was tried and what to check: these
+are the first errors that a new user meets.
 
-Every failure becomes a `TransportError` with `maybe_sent=False` that says what was tried and what to check: these are
-the first errors that a new user meets. Cancelling leaves nothing open.
-
-Addresses are raced (RFC 8305, "happy eyeballs"). asyncio can do that too, but it leaks the winning socket if it is
-cancelled at that moment; here every socket has an owner at all times.
+Addresses are raced (RFC 8305, "happy eyeballs"). asyncio can do that too, but it leaks the connected socket if it is
+cancelled at the wrong moment.
 """
 
 import asyncio
@@ -189,7 +187,8 @@ class Dialer:
             await _open_tunnel(transport, pending, proxy, self.endpoint)
         if self._tls is not None:
             transport = await _secure(transport, pending, self._tls, self.endpoint.host)
-        chosen = choose(_negotiated(transport))
+        tls_object: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
+        chosen = choose(None if tls_object is None else tls_object.selected_alpn_protocol())
         transport.set_protocol(chosen)
         chosen.connection_made(transport)
         pending.hand_over(chosen)
@@ -292,11 +291,6 @@ async def _secure(
     return secured
 
 
-def _negotiated(transport: asyncio.BaseTransport) -> str | None:
-    tls: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
-    return None if tls is None else tls.selected_alpn_protocol()
-
-
 async def connect_to_host(host: str, port: int) -> socket.socket:
     """A connected socket; the caller owns it. Raises OSError: that of the only attempt, or a summary of all."""
     loop = asyncio.get_running_loop()
@@ -355,9 +349,7 @@ def client_tls_context(ca_bundle: str | None = None, alpn: Sequence[str] = ("htt
     Blocks, because it reads certificates from disk. Share the result: a context costs more than a handshake.
     """
     try:
-        if ca_bundle is None:
-            context = ssl.create_default_context()
-        elif Path(ca_bundle).is_dir():
+        if ca_bundle is not None and Path(ca_bundle).is_dir():
             context = ssl.create_default_context(capath=ca_bundle)
         else:
             context = ssl.create_default_context(cafile=ca_bundle)

@@ -1,10 +1,8 @@
 """HTTP/2 for streamed responses: many streams on one connection.
 
 The server may send 64 KiB on each stream, and more only when the stream's reader expects it (rule B3). The connection's
-window is at least the sum of all streams' windows. So a slow reader delays only itself. Closing a stream resets it at
-once.
-
-No task runs here: asyncio's callbacks feed the HTTP/2 library, and readers wait on futures.
+window is at least the sum of all streams' windows, so a slow reader delays only itself. There are no tasks: asyncio's
+callbacks feed h2, and readers wait on futures.
 """
 
 import asyncio
@@ -72,14 +70,12 @@ class Http2BodyStream:
             more_bytes, self.window_bytes = to_bytes - self.window_bytes, to_bytes
             self._connection.open_window(self._stream_id, more_bytes)
 
-    def close(self) -> None:
+    def close(self, *, silent: bool = False) -> None:
+        if silent:
+            self._connection.retire()
         self._connection.reset(self._stream_id)
         self.fail(TransportError("the stream was closed by this client"))
         self._waiting = []
-
-    def abandon(self) -> None:
-        self._connection.retire()
-        self.close()
 
     def progress(self) -> None:
         self._read_timeout.progress()
@@ -177,7 +173,7 @@ class Http2ClientConnection(asyncio.BufferedProtocol):
         return stream
 
     def reset(self, stream_id: int) -> None:
-        """Resets a stream that the server has not ended, also one that timed out here."""
+        """Tells the server to stop sending on this stream, unless the stream has ended."""
         if self._forget(stream_id) is None:
             return
         try:

@@ -1,12 +1,12 @@
 """An HTTP client for one endpoint: whole responses over HTTP/1.1 connections, with one connection pool per purpose.
 
-Purposes cannot starve each other: long polls do not delay writes, and neither delays lease updates. A call is sent
-once. It is sent again only if it is safe to repeat and a kept connection closed before the first byte of the response
-arrived. A call that is not safe to repeat uses a connection that the kernel still reports as open.
+Reads do not delay writes, and neither delays lease updates. A call is sent once. It is sent again only if it is safe to
+repeat and a kept connection was closed before the first byte of the response arrived. A call that is not safe to repeat
+uses a connection that the kernel still reports as open.
 
-The pool hands out the connection that was used last. That keeps a few connections busy; the others become idle and are
-closed. A caller that finds no free connection and no room waits in line. Deadlines need no timer per call: one sweep
-checks everything in progress ten times a second, and stops when there is nothing to check.
+A pool hands out the connection that was used last, so that the others become idle and are closed. If all connections
+are busy, callers wait in line. Calls need no timers: one sweep checks all deadlines ten times a second, and stops when
+there is nothing to check.
 """
 
 import asyncio
@@ -33,12 +33,7 @@ class _Waiter(NamedTuple):
 
 class ConnectionPool:
     def __init__(
-        self,
-        dialer: Dialer,
-        *,
-        connections_max: int,
-        timeouts: ClientTimeouts,
-        buffers: ReceiveBuffers,
+        self, dialer: Dialer, *, connections_max: int, timeouts: ClientTimeouts, buffers: ReceiveBuffers
     ) -> None:
         self._dialer = dialer
         self._connections_max = connections_max
@@ -207,13 +202,7 @@ class ConnectionPool:
 
 
 class HttpClient:
-    def __init__(
-        self,
-        dialer: Dialer,
-        *,
-        purposes: Mapping[str, int],
-        timeouts: ClientTimeouts | None = None,
-    ) -> None:
+    def __init__(self, dialer: Dialer, *, purposes: Mapping[str, int], timeouts: ClientTimeouts | None = None) -> None:
         """`purposes` maps the name of each pool to its maximum number of connections."""
         self._loop = asyncio.get_running_loop()
         self._timeouts = timeouts or ClientTimeouts()

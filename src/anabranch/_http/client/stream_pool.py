@@ -35,10 +35,8 @@ class BodyStream(Protocol):
     def progress(self) -> None:
         """The reader has received a complete message."""
 
-    def close(self) -> None: ...
-
-    def abandon(self) -> None:
-        """Closes the stream because the server is silent. No new stream uses its connection, which may be dead."""
+    def close(self, *, silent: bool = False) -> None:
+        """`silent`: the server has sent nothing for too long. Its connection may be dead, so no new stream uses it."""
 
     def check(self, now: float, /) -> None:
         """Fails the stream if a timeout has expired."""
@@ -47,13 +45,7 @@ class BodyStream(Protocol):
 
 
 class StreamPool:
-    def __init__(
-        self,
-        dialer: Dialer,
-        *,
-        streams_max: int = 1_000,
-        timeouts: ClientTimeouts | None = None,
-    ) -> None:
+    def __init__(self, dialer: Dialer, *, streams_max: int = 1_000, timeouts: ClientTimeouts | None = None) -> None:
         self._dialer = dialer
         self._streams_max = streams_max
         timeouts = timeouts or ClientTimeouts()
@@ -92,11 +84,7 @@ class StreamPool:
         return answer
 
     def close_stream(self, stream: BodyStream, *, silent: bool = False) -> None:
-        """`silent`: the server has sent nothing for too long."""
-        if silent:
-            stream.abandon()
-        else:
-            stream.close()
+        stream.close(silent=silent)
         self._streams.pop(stream, None)
 
     async def close(self) -> None:

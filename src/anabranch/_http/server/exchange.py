@@ -1,9 +1,9 @@
-"""What is independent of the HTTP version: a request and its answer, and what the connections of a server share.
+"""Requests and answers, independent of the HTTP version, and what the connections of a server share.
 
-A handler takes a `Request` and returns an answer or an awaitable of one. Only an awaitable or a stream needs a task. An
-answer is a complete `Response`, a `StreamingResponse`, or an `Abandon` (no answer, as if the server had gone away). The
-connection provides an `AnswerSink` and does the framing. An `Exchange` has the task that produces its answer, and
-cancels it when the client disconnects. `ServerState` owns all these tasks, so that stopping can wait for them.
+A handler takes a `Request` and returns an answer or an awaitable of one. An answer is a complete `Response`, a
+`StreamingResponse`, or an `Abandon`: no answer, as if the server had crashed. An `Exchange` passes it to the
+connection's `AnswerSink`. Awaitables and streams run in a task, which is cancelled when the client disconnects.
+`ServerState` owns these tasks, so that a stop can wait for them.
 """
 
 import asyncio
@@ -23,17 +23,13 @@ Headers = list[tuple[str, str]]
 @dataclass(slots=True)
 class Request:
     method: str
-    target: str
-    """Path and query as the client sent them."""
+    path: str
+    """Without the query."""
     headers: dict[str, str]
     """Names in lower case. The values of a repeated name are joined with commas."""
     body: bytes | bytearray
     http_version: str
     """`1.0`, `1.1` or `2`."""
-
-    @property
-    def path(self) -> str:
-        return self.target.partition("?")[0]
 
 
 @dataclass(slots=True)

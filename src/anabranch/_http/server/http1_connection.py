@@ -1,8 +1,8 @@
 """One HTTP/1.1 connection of a server: requests are answered one at a time, in order.
 
-Bytes are received straight into one growing buffer (a `BufferedProtocol`: TLS would otherwise allocate 256 KiB for
-each 16 KiB it reads). A pipelined request waits in the buffer until the answer before it is written; if too much is
-pipelined, reading pauses. HTTP/2 clients, by ALPN or by their preface, are handed over to an `Http2ServerConnection`.
+Bytes are received into one growing buffer. (With `asyncio.Protocol`, TLS would allocate 256 KiB for each 16 KiB that it
+reads.) A pipelined request waits in the buffer until the previous one is answered; if too much is pipelined, reading
+pauses. An HTTP/2 client, recognized by ALPN or by its preface, is handed over to an `Http2ServerConnection`.
 """
 
 import asyncio
@@ -186,7 +186,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
             while self._buffer.startswith(b"\r\n", self._start, self._end):  # RFC 9112, 2.2
                 self._start += 2
             head_end = self._buffer.find(b"\r\n\r\n", self._start, self._end)
-            if max(head_end, self._end if head_end < 0 else 0) - self._start > limits.head_bytes_max:
+            if (self._end if head_end < 0 else head_end) - self._start > limits.head_bytes_max:
                 raise BadRequest(431, f"request line and headers are longer than {limits.head_bytes_max} bytes")
             if head_end < 0:
                 if self._end > self._start:
@@ -201,7 +201,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self._keep_alive = self._keep_alive and head.keep_alive and not self._state.stopping
         self._head_only = head.method == "HEAD"
         self._chunked_answer = head.http_version == "1.1"
-        return Request(head.method, head.target, head.headers, body, head.http_version)
+        return Request(head.method, head.target.partition("?")[0], head.headers, body, head.http_version)
 
     def _take_head(self, head: RequestHead, body_start: int) -> None:
         limits = self._state.limits

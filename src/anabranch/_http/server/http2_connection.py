@@ -1,8 +1,8 @@
 """One HTTP/2 connection of a server: many requests at once, with flow control.
 
-A request is handled when its last byte has arrived; its body is acknowledged as it arrives, and bounded. An answer is
-sent as far as the client's windows and the socket allow; the rest waits in its stream, and a streaming answer waits
-with it. The HTTP/2 library may know that a stream is closed before we see the event: sending there is not an error.
+A request is handled when its last byte has arrived. Its body has a size limit and is acknowledged as it arrives. An
+answer is sent as far as the client's windows and the socket allow; the rest waits in its stream, and a streaming answer
+produces nothing meanwhile. h2 may know that a stream is closed before we see the event: a failed send only ends it.
 """
 
 import asyncio
@@ -138,12 +138,12 @@ class Http2ServerConnection(asyncio.Protocol):
             name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
             separator = "; " if name == "cookie" else ", "
             headers[name] = f"{headers[name]}{separator}{value}" if name in headers else value
-        method, target = headers.pop(":method", ""), headers.pop(":path", "")
+        method, path = headers.pop(":method", ""), headers.pop(":path", "").partition("?")[0]
         headers.pop(":scheme", None)
         authority = headers.pop(":authority", None)
         if authority is not None:
             headers.setdefault("host", authority)
-        stream = _ServerStream(self, stream_id, Request(method, target, headers, bytearray(), "2"))
+        stream = _ServerStream(self, stream_id, Request(method, path, headers, bytearray(), "2"))
         stream.deadline = time.monotonic() + self._state.limits.body_timeout
         self._streams[stream_id] = stream
         if self._draining:

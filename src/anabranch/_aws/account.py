@@ -1,7 +1,7 @@
 """Resolves `Aws` settings with botocore: session, region, endpoints, certificates, credentials.
 
-botocore reads files, calls metadata services and is slow to import. All of that happens in one thread of its own, when
-it is first needed. An account may be shared by clients of several event loops.
+botocore reads files, calls metadata services and is slow to import. So it runs in a thread, from when it is first
+needed. Clients of several event loops may share an account.
 
 The endpoint comes from `Aws(endpoint_url=...)`, AWS_ENDPOINT_URL_KINESIS, AWS_ENDPOINT_URL or the profile's `services`
 section, else from botocore's data on partitions, dual-stack and FIPS names. To find it we create a botocore client and
@@ -36,7 +36,7 @@ def botocore_session(aws: Aws) -> Any:
         session = getattr(aws.session, "_session", aws.session)
         if not isinstance(session, botocore.session.Session):
             raise ConfigurationError("session must be a boto3.Session or a botocore.session.Session")
-        if not _is_blocking(session):
+        if type(session).__module__.startswith("aiobotocore"):
             raise ConfigurationError(
                 "session: aiobotocore sessions are not supported; pass a boto3 or botocore session"
             )
@@ -47,10 +47,6 @@ def botocore_session(aws: Aws) -> Any:
     except BotoCoreError as error:
         raise CredentialsError(f"cannot use the AWS profile: {error}") from error
     return session
-
-
-def _is_blocking(session: Any) -> bool:
-    return not type(session).__module__.startswith("aiobotocore")
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +180,22 @@ class AwsAccount:
         """A botocore client for rare calls. It blocks: call it in threads. `read_seconds_max` is how long it waits for
         an answer; None is botocore's default, 60 s.
         """
-        return await self._in_thread(lambda: self._client(service, region, endpoint_url, read_seconds_max))
+
+        def make() -> Any:
+            from botocore.config import Config  # noqa: PLC0415 -- botocore is loaded when first needed
+
+            # Aws(endpoint_url=...) is for Kinesis only: other services have their own variables and profile sections.
+            url = endpoint_url or (self.aws.endpoint_url if service == "kinesis" else None)
+            config = Config(
+                connect_timeout=10,
+                read_timeout=read_seconds_max or 60,
+                retries={"total_max_attempts": 1},  # the caller decides about retries
+                # Bucket names in the host name need the DNS of AWS.
+                s3=None if url is None else {"addressing_style": "path"},
+            )
+            return make_client(self._session(), self.aws, service, config, region=region, endpoint_url=url)
+
+        return await self._in_thread(make)
 
     def start_threads(self) -> None:
         """Starts the threads before the first call: while the interpreter shuts down, no thread can be started."""
@@ -220,19 +231,3 @@ class AwsAccount:
             return session.get_credentials()
         except BotoCoreError as error:
             raise CredentialsError(f"cannot find AWS credentials: {error}") from error
-
-    def _client(
-        self, service: str, region: str | None, endpoint_url: str | None, read_seconds_max: float | None
-    ) -> Any:
-        from botocore.config import Config  # noqa: PLC0415 -- as above
-
-        # `endpoint_url` is for Kinesis only: other services have their own variables and profile sections.
-        endpoint_url = endpoint_url or (self.aws.endpoint_url if service == "kinesis" else None)
-        once = Config(
-            connect_timeout=10,
-            read_timeout=read_seconds_max or 60,
-            retries={"total_max_attempts": 1},  # the caller decides about retries
-            # Bucket names in the host name need the DNS of AWS.
-            s3=None if endpoint_url is None else {"addressing_style": "path"},
-        )
-        return make_client(self._session(), self.aws, service, once, region=region, endpoint_url=endpoint_url)

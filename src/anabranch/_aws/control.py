@@ -87,22 +87,15 @@ def _error_response(operation: str, response: Any, region: str) -> AnabranchErro
 
 
 def _client_failure(operation: str, error: Exception) -> AnabranchError:
-    from botocore.exceptions import (  # noqa: PLC0415 -- botocore is loaded when first needed
-        CredentialRetrievalError,
-        EndpointConnectionError,
-        NoCredentialsError,
-        ParamValidationError,
-        PartialCredentialsError,
-        TokenRetrievalError,
-    )
+    from botocore import exceptions  # noqa: PLC0415 -- botocore is loaded when first needed
 
-    if isinstance(error, NoCredentialsError | PartialCredentialsError):
+    if isinstance(error, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
         return CredentialsError(NO_CREDENTIALS)
-    if isinstance(error, CredentialRetrievalError | TokenRetrievalError):
+    if isinstance(error, exceptions.CredentialRetrievalError | exceptions.TokenRetrievalError):
         return CredentialsError(f"cannot fetch or refresh the AWS credentials: {error}")
-    if isinstance(error, ParamValidationError):
+    if isinstance(error, exceptions.ParamValidationError):
         return InvalidRequestError(str(error), operation=operation, code="ParamValidation")
-    if isinstance(error, EndpointConnectionError):
+    if isinstance(error, exceptions.EndpointConnectionError):
         return TransportError(
             f"{operation}: cannot connect to {error.kwargs.get('endpoint_url')}: check that the server "
             "is running, and the region, endpoint_url, DNS and proxy",
@@ -149,10 +142,7 @@ class KinesisControl:
 
     async def split_shard(self, stream: StreamName, shard_id: str, new_starting_hash_key: int) -> None:
         await self._botocore.call(
-            "SplitShard",
-            ShardToSplit=shard_id,
-            NewStartingHashKey=str(new_starting_hash_key),
-            **stream_members(stream),
+            "SplitShard", ShardToSplit=shard_id, NewStartingHashKey=str(new_starting_hash_key), **stream_members(stream)
         )
 
     async def merge_shards(self, stream: StreamName, shard_id: str, adjacent_shard_id: str) -> None:
@@ -162,10 +152,7 @@ class KinesisControl:
 
     async def update_shard_count(self, stream: StreamName, shard_count: int) -> None:
         await self._botocore.call(
-            "UpdateShardCount",
-            TargetShardCount=shard_count,
-            ScalingType="UNIFORM_SCALING",
-            **stream_members(stream),
+            "UpdateShardCount", TargetShardCount=shard_count, ScalingType="UNIFORM_SCALING", **stream_members(stream)
         )
 
     async def increase_retention(self, stream: StreamName, hours: int) -> None:

@@ -1,8 +1,8 @@
 """Credentials for signing: botocore finds and refreshes them in a thread, before they expire, while calls continue.
 
-botocore's refreshable credentials renew themselves when read within fifteen minutes of their expiry. We read them once
-a minute, so the credentials in use are valid for at least ten more minutes. Only three kinds of calls wait for the
-thread: the first one, one after a long pause, and one that the service refused because of expired credentials.
+botocore renews refreshable credentials if they are read in their last fifteen minutes. We read them once a minute, so
+the credentials in use are valid for at least ten more minutes. A call waits for the thread only if it is the first one,
+if it follows a long pause, or if the service refused its credentials as expired.
 
 One source may serve several event loops: the credentials are immutable and replaced in one step.
 """

@@ -156,7 +156,7 @@ class ItemKey(NamedTuple):
 
 
 class ItemWrite:
-    """One conditional write. Every attribute name is aliased, because many are reserved words.
+    """One conditional write. Every attribute name is aliased, because many are reserved words of DynamoDB.
 
     `values`: attributes to set; the value None removes the attribute. `where`: values that attributes must have; None
     requires that the attribute, or the map entry at its path, is absent.

@@ -27,7 +27,6 @@ from anabranch._http.client.limits import ClientTimeouts
 from anabranch._http.client.stream_pool import BodyStream, StreamPool
 from anabranch._model.streams import ShardFilter, StartingPosition, StreamName
 from anabranch._wire import bodies
-from anabranch._wire.bodies import AwsError, decode_subscription_message
 from anabranch._wire.event_stream import Message, MessageDecoder
 from anabranch._wire.messages import (
     ConsumerDescription,
@@ -52,22 +51,13 @@ _CONNECTIONS_MAX: Final = {"reads": 64, "writes": 32, "others": 8}
 
 
 async def open_kinesis(
-    account: AwsAccount,
-    *,
-    region: str | None = None,
-    timeouts: ClientTimeouts | None = None,
+    account: AwsAccount, *, region: str | None = None, timeouts: ClientTimeouts | None = None
 ) -> "KinesisClient":
     """Resolves region, endpoint and credentials, and raises if one is missing. Opens no connection."""
     timeouts = timeouts or ClientTimeouts()
     address = await account.address("kinesis", region=region)
     await account.credentials.get()
-    service = await open_service(
-        KINESIS,
-        address,
-        account.credentials,
-        purposes=_CONNECTIONS_MAX,
-        timeouts=timeouts,
-    )
+    service = await open_service(KINESIS, address, account.credentials, purposes=_CONNECTIONS_MAX, timeouts=timeouts)
     streams = StreamPool(await make_dialer(address, ("h2", "http/1.1"), timeouts), timeouts=timeouts)
     return KinesisClient(service, streams)
 
@@ -249,17 +239,17 @@ class EventSubscription:
                 return None
 
     async def receive(self) -> SubscribeToShardEvent | None:
-        """The message that `next_bytes` announced; None if it is no event. Raises the error that it carries."""
+        """The next event; None if the next message is another one. Raises the error in an exception message."""
         if not self._messages:
             self._stream.expect(self._decoder.expected_bytes - self._decoder.buffered_bytes)
         while not self._messages:
             if not await self._fetch():
                 raise TransportError(_CUT_OFF)
         try:
-            meaning = decode_subscription_message(self._messages.popleft())
+            meaning = bodies.decode_subscription_message(self._messages.popleft())
         except CodecError as error:
             raise TransportError(f"SubscribeToShard: {error}") from error
-        if isinstance(meaning, AwsError):
+        if isinstance(meaning, bodies.AwsError):
             raise service_error("SubscribeToShard", meaning, status=400, request_id=request_id(self._stream.headers))
         return meaning
 
@@ -312,11 +302,7 @@ class KinesisByRegion:
         return await client.put_records(stream, entries)
 
     async def list_shards(
-        self,
-        stream: StreamName,
-        *,
-        shard_filter: ShardFilter | None = None,
-        next_token: str | None = None,
+        self, stream: StreamName, *, shard_filter: ShardFilter | None = None, next_token: str | None = None
     ) -> ListShardsResponse:
         client = await self.client(stream.region)
         return await client.list_shards(stream, shard_filter=shard_filter, next_token=next_token)

@@ -3,7 +3,7 @@
 Each call is sent once. A condition that fails is an outcome, not an error. It knows nothing of leases.
 """
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from anabranch._aws.account import AwsAccount
 from anabranch._aws.control import BotocoreCalls
@@ -32,18 +32,18 @@ class S3Objects:
         )
 
     async def get(self, key: str) -> StoredObject | None:
-        try:
-            answer = await self._calls.call("GetObject", Bucket=self._bucket, Key=key)
-        except ServiceError as error:
-            if error.code in _ABSENT:
-                return None
-            raise
-        return StoredObject(answer["Body"], _etag(answer))
+        """None if there is no such object."""
+        answer = await self._read("GetObject", key)
+        return None if answer is None else StoredObject(answer["Body"], _etag(answer))
 
     async def etag(self, key: str) -> str | None:
         """None if there is no such object."""
+        answer = await self._read("HeadObject", key)
+        return None if answer is None else _etag(answer)
+
+    async def _read(self, operation: str, key: str) -> dict[str, Any] | None:
         try:
-            return _etag(await self._calls.call("HeadObject", Bucket=self._bucket, Key=key))
+            return await self._calls.call(operation, Bucket=self._bucket, Key=key)
         except ServiceError as error:
             if error.code in _ABSENT:
                 return None

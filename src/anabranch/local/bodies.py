@@ -1,8 +1,7 @@
 """Request and response bodies: JSON for most SDKs, CBOR for the AWS SDK for Java and KCL.
 
-A codec decodes a body into the members of a request and converts them to the types of their shapes. A wrong type raises
-SerializationException; `shapes.validate` checks constraints later. Unknown members are dropped, and null members count
-as absent.
+A codec decodes a body into the members of a request, in the types of their shapes. A wrong type raises
+SerializationException; `shapes.validate` checks constraints later. Unknown members and null members are dropped.
 
 JSON encodes blobs as base64 strings and timestamps as seconds. CBOR encodes blobs as byte strings and timestamps as
 milliseconds, with or without a tag.
@@ -16,20 +15,9 @@ import msgspec
 import pybase64
 
 from anabranch.errors import CodecError
-from anabranch.local import cbor
+from anabranch.local import cbor, shapes
 from anabranch.local.actions.records import PutRecordsRequest
 from anabranch.local.errors import LocalError
-from anabranch.local.shapes import (
-    REQUESTS,
-    BlobShape,
-    BooleanShape,
-    IntegerShape,
-    ListShape,
-    MapShape,
-    Shape,
-    StringShape,
-    StructureShape,
-)
 from anabranch.local.state.identifiers import Timestamp
 
 T = TypeVar("T")
@@ -53,9 +41,9 @@ class BodyCodec(ABC):
 
     def convert(self, operation: str, members: Any) -> dict[str, Any]:
         """The decoded members of a request in the types of their shapes."""
-        return self._structure(REQUESTS[operation], members)
+        return self._structure(shapes.REQUESTS[operation], members)
 
-    def _structure(self, shape: StructureShape, value: Any) -> dict[str, Any]:
+    def _structure(self, shape: shapes.StructureShape, value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise _type_error(value, "Structure")
         members = shape.members
@@ -65,24 +53,24 @@ class BodyCodec(ABC):
             if member is not None and name in members
         }
 
-    def _member(self, shape: Shape, value: Any) -> Any:
+    def _member(self, shape: shapes.Shape, value: Any) -> Any:
         match shape:
-            case StringShape():
+            case shapes.StringShape():
                 return _exactly(str, value, "String")
-            case IntegerShape():
+            case shapes.IntegerShape():
                 is_whole = isinstance(value, float) and value.is_integer()
                 return _exactly(int, int(value) if is_whole else value, "Integer")
-            case BooleanShape():
+            case shapes.BooleanShape():
                 return _exactly(bool, value, "Boolean")
-            case BlobShape():
+            case shapes.BlobShape():
                 return self._blob(value)
-            case ListShape():
+            case shapes.ListShape():
                 items = _exactly(list, value, "List")
                 return [self._member(shape.item, item) for item in items if item is not None]
-            case MapShape():
+            case shapes.MapShape():
                 pairs = _exactly(dict, value, "Map")
                 return {key: _exactly(str, member, "String") for key, member in pairs.items() if member is not None}
-            case StructureShape():
+            case shapes.StructureShape():
                 return self._structure(shape, value)
             case _:
                 return self._timestamp(value)

@@ -27,9 +27,7 @@ _TIMESTAMP_TAG: Final = 1
 _INDEFINITE_BYTES: Final = 0x5F
 _INDEFINITE_TEXT: Final = 0x7F
 _BREAK: Final = 0xFF
-_NUMBER_TYPES: Final = (int, float)
 _INDEFINITE: Final = -1
-_ARGUMENT_BYTES: Final = {25: 2, 26: 4, 27: 8}
 _FLOATS: Final = {25: struct.Struct(">e"), 26: struct.Struct(">f"), 27: struct.Struct(">d")}
 _SIMPLE_VALUES: Final[dict[int, bool | None]] = {20: False, 21: True, 22: None, 23: None}
 
@@ -122,10 +120,9 @@ class _Reader:
             return self.body[start + 1]
         if information == 31:
             return _INDEFINITE
-        size = _ARGUMENT_BYTES.get(information)
-        if size is None:
+        if information > 27:
             raise CodecError(f"CBOR additional information {information} is reserved")
-        return int.from_bytes(self._take(size))
+        return int.from_bytes(self._take(1 << (information - 24)))
 
     def _take(self, size: int) -> bytes:
         end = self.position + size
@@ -153,24 +150,18 @@ class _Reader:
         self.position += 1
         return True
 
+    def _repeat(self, count: int) -> Iterable[object]:
+        """Repeats a loop `count` times, or until the break if the length is indefinite."""
+        return range(count) if count != _INDEFINITE else iter(self._skip_break, True)
+
     def _array(self, count: int, depth: int) -> list[Any]:
-        if count != _INDEFINITE:
-            return [self.read(depth) for _ in range(count)]
-        items = []
-        while not self._skip_break():
-            items.append(self.read(depth))
-        return items
+        return [self.read(depth) for _ in self._repeat(count)]
 
     def _map(self, count: int, depth: int) -> dict[str, Any]:
         members: dict[str, Any] = {}
-        if count != _INDEFINITE:
-            for _ in range(count):
-                key = self._key(depth)
-                members[key] = self.read(depth)
-        else:
-            while not self._skip_break():
-                key = self._key(depth)
-                members[key] = self.read(depth)
+        for _ in self._repeat(count):
+            key = self._key(depth)
+            members[key] = self.read(depth)
         return members
 
     def _key(self, depth: int) -> str:
@@ -184,7 +175,7 @@ class _Reader:
 
     def _timestamp(self, depth: int) -> Timestamp:
         value = self.read(depth)
-        if type(value) not in _NUMBER_TYPES:
+        if type(value) not in {int, float}:
             raise CodecError(f"CBOR tag 1 holds a {type(value).__name__}, not milliseconds since 1970")
         return Timestamp.from_milliseconds(value)
 

@@ -6,7 +6,6 @@ Messages are AWS's where they are known, because clients match on them.
 from datetime import UTC, datetime
 from typing import Final
 
-INTERNAL_FAILURE: Final = "InternalFailure"
 THROUGHPUT_EXCEEDED: Final = "ProvisionedThroughputExceededException"
 
 
@@ -65,7 +64,7 @@ def throughput_exceeded(shard_id: str, stream_name: str, account_id: str) -> Loc
 
 def slot_message(code: str, shard_id: str, stream_name: str, account_id: str) -> str:
     """The ErrorMessage for an ErrorCode of one PutRecords entry."""
-    if code == INTERNAL_FAILURE:
+    if code == "InternalFailure":
         return "Internal Service Failure"
     return f"Rate exceeded for shard {shard_id} in stream {stream_name} under account {account_id}."
 

@@ -114,23 +114,14 @@ class _Incoming:
     headers: Headers
 
 
+@dataclass(slots=True)
 class KinesisHttpApp:
-    def __init__(
-        self,
-        state: LocalState,
-        faults: Faults,
-        streams: EventStreams,
-        *,
-        clock_ms: Callable[[], int],
-        journal: Journal | None,
-        after_call: Callable[[], None],
-    ) -> None:
-        self._state = state
-        self._faults = faults
-        self._streams = streams
-        self._clock_ms = clock_ms
-        self._journal = journal
-        self._after_call = after_call
+    state: LocalState
+    faults: Faults
+    streams: EventStreams
+    clock_ms: Callable[[], int]
+    journal: Journal | None
+    after_call: Callable[[], None]
 
     def __call__(self, request: Request) -> Answer | Awaitable[Answer]:
         headers = _answer_headers(request)
@@ -138,20 +129,20 @@ class KinesisHttpApp:
         if isinstance(incoming, Response):
             return incoming
         plan = self._plan(incoming)
-        if plan is NO_FAULT and self._journal is None:
+        if plan is NO_FAULT and self.journal is None:
             return self._perform(incoming, plan)
         return self._perform_with_faults(incoming, plan)
 
     def _plan(self, incoming: _Incoming) -> CallPlan:
-        if self._faults.is_empty:
+        if self.faults.is_empty:
             return NO_FAULT
         call = incoming.call
         if isinstance(call, PutRecordsRequest):
             members, records = call.stream_members(), call.records
         else:
             members, records = call, call.get("Records", [])
-        return self._faults.plan(
-            incoming.operation, stream=_stream_name(members), slot_count=len(records), now_ms=self._clock_ms()
+        return self.faults.plan(
+            incoming.operation, stream=_stream_name(members), slot_count=len(records), now_ms=self.clock_ms()
         )
 
     async def _perform_with_faults(self, incoming: _Incoming, plan: CallPlan) -> Answer:
@@ -159,7 +150,7 @@ class KinesisHttpApp:
             await asyncio.sleep(plan.delay_ms / 1000)
         if plan.loss_before is not None:
             return Abandon(plan.loss_before)
-        journal = self._journal
+        journal = self.journal
         error = plan.refusal or (journal.failure if journal is not None else None)
         if error is not None:
             return _error(error, incoming.codec, incoming.headers)
@@ -174,19 +165,19 @@ class KinesisHttpApp:
         return answer
 
     def _perform(self, incoming: _Incoming, plan: CallPlan) -> Response | StreamingResponse:
-        now_ms, call, slots = self._clock_ms(), incoming.call, plan.refused_slots
+        now_ms, call, slots = self.clock_ms(), incoming.call, plan.refused_slots
         try:
             if isinstance(call, PutRecordsRequest):
-                answer: Any = self._state.put_records(call, now_ms=now_ms, refused_slots=slots)
+                answer: Any = self.state.put_records(call, now_ms=now_ms, refused_slots=slots)
             elif incoming.operation == "SubscribeToShard":
-                chunks = self._streams.chunks(self._state.subscribe(call, now_ms=now_ms), incoming.codec, plan)
+                chunks = self.streams.chunks(self.state.subscribe(call, now_ms=now_ms), incoming.codec, plan)
                 return StreamingResponse(200, chunks, [*incoming.headers, ("content-type", _EVENT_STREAM)])
             else:
-                answer = self._state.call(incoming.operation, call, now_ms=now_ms, refused_slots=slots)
+                answer = self.state.call(incoming.operation, call, now_ms=now_ms, refused_slots=slots)
         except LocalError as error:
             return _error(error, incoming.codec, incoming.headers)
         finally:
-            self._after_call()
+            self.after_call()
         return _response(200, answer, incoming.codec, incoming.headers)
 
 
@@ -268,6 +259,7 @@ def check_signature_form(headers: dict[str, str]) -> None:
         raise LocalError("IncompleteSignatureException", f"{' '.join(missing)} Authorization={authorization}")
 
 
+@dataclass(slots=True)
 class AdminHttpApp:
     """`/health`, and the admin endpoint for faults and resets:
 
@@ -282,13 +274,10 @@ class AdminHttpApp:
     send to another origin, and a Host that no public domain has: a domain can point to this machine (DNS rebinding).
     """
 
-    def __init__(
-        self, faults: Faults, reset: Callable[[], Awaitable[None]], endpoint: Callable[[], str], *, host: str
-    ) -> None:
-        self._faults = faults
-        self._reset = reset
-        self._endpoint = endpoint
-        self._host = host
+    faults: Faults
+    reset: Callable[[], Awaitable[None]]
+    endpoint: Callable[[], str]
+    host: str
 
     @staticmethod
     def serves(path: str) -> bool:
@@ -297,7 +286,7 @@ class AdminHttpApp:
     def __call__(self, request: Request) -> Response | Awaitable[Response]:
         if request.path == "/health":
             return self._health(request)
-        if not is_local_host(request.headers.get("host", ""), self._host):
+        if not is_local_host(request.headers.get("host", ""), self.host):
             return _admin_error(403, "use an IP address, localhost or the host that the server was started with")
         if "x-anabranch" not in request.headers:
             return _admin_error(403, "send the header `x-anabranch: 1`: it proves that no web page sends this request")
@@ -315,7 +304,7 @@ class AdminHttpApp:
         if request.method not in {"GET", "HEAD"}:
             return _admin_error(405, "use GET")
         return _admin_response(
-            {"status": "ok", "server": "anabranch", "version": __version__, "endpoint": self._endpoint()}
+            {"status": "ok", "server": "anabranch", "version": __version__, "endpoint": self.endpoint()}
         )
 
     def _change_faults(self, request: Request) -> Response:
@@ -325,15 +314,15 @@ class AdminHttpApp:
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 return _admin_error(400, f"not a fault rule or a list of them: {error}")
             for rule in rules if isinstance(rules, list) else [rules]:
-                self._faults.add(rule)
+                self.faults.add(rule)
         elif request.method == "DELETE":
-            self._faults.clear()
+            self.faults.clear()
         elif request.method != "GET":
             return _admin_error(405, "use GET to list faults, POST to add, DELETE to remove all")
-        return _admin_response({"faults": self._faults.rules})
+        return _admin_response({"faults": self.faults.rules})
 
     async def _reset_server(self) -> Response:
-        await self._reset()
+        await self.reset()
         return _admin_response({"status": "reset"})
 
 

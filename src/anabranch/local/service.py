@@ -3,23 +3,15 @@
 No sockets, no clock, no tasks: `now_ms` is wall time in milliseconds, entropy is passed at construction, and the same
 calls in the same order give the same answers. The HTTP server and the simulation both drive this object.
 
-Requests and answers are plain dicts with AWS's member names; absent members are left out. Blobs are `bytes`, timestamps
-are `Timestamp` (requests may also have seconds as plain numbers). Records are structs, for speed (`StoredRecord`):
-msgspec writes them as JSON, and `.members()` is the dict for other encodings. Errors are raised as `LocalError`.
+Requests and answers are plain dicts with AWS's member names, without absent members. Blobs are `bytes`, timestamps are
+`Timestamp` (requests may also have seconds as plain numbers). Records are structs (`StoredRecord`), for speed: msgspec
+writes them as JSON, and `.members()` is the dict for other encodings. Errors are raised as `LocalError`.
 
-- `put_records` is the fast path for a `PutRecordsRequest` that was decoded by msgspec. It returns a
-  `PutRecordsResponse`.
-- `subscribe` is SubscribeToShard. Its `poll(now_ms)` returns one event or None; after None, wait for `on_change` of the
-  shard or for `next_deadline_ms`. Check `is_over` after every poll, and call `close()` when the client disconnects.
 - `on_change(stream_name, shard_id)` is called after a call took effect, once for each shard that got records, was
   closed or deleted, or whose subscription was taken over. It must not call back into this object.
-- `next_deadline_ms()` is when a pending state change (CREATING to ACTIVE, a delayed split) is due. Every call applies
-  due changes itself; a server calls `settle` at the deadline only for the sake of idle subscribers.
 - `journal(entry)` is called once for each change, before the call returns. Write the entries in order, and respond
-  after fsync. At start, pass them to `restore`; `snapshot()` gives the entries of the present state, for compaction. A
-  change that was due while no process ran takes effect at the first call after the restart, as of its deadline.
-- `refused_slots` (a fault) maps indices of PutRecords entries to an ErrorCode: these entries fail, the others are
-  written.
+  after fsync. At start, pass them to `restore`. A change that was due while no process ran takes effect at the first
+  call after the restart, as of its deadline.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -40,13 +32,13 @@ from anabranch.local.state.shard import Shard, StoredRecord
 from anabranch.local.state.stream import Routing, Stream
 from anabranch.local.state.subscription import Subscription
 
-# Journal entries: everything that a restart needs. Subscriptions and rates do not survive a restart.
+# Journal entries: all state except subscriptions and rates, which do not survive a restart.
 #
 # An entry states the result, not the request: a stream's whole description, the appended records, a deleted stream. So
-# a replay needs no logic of any operation, entries may repeat, and a snapshot is the shortest journal with the same
-# result. Numbers above 64 bits are strings.
+# a replay does not run the operations again, and a repeated entry changes nothing. MessagePack has no integers above 64
+# bits: such numbers are strings.
 
-_SNAPSHOT_BYTES: Final = 4 << 20  # in one entry, unless a single record is larger
+_SNAPSHOT_BYTES: Final = 4 << 20  # of records in one entry, unless a single record is larger
 
 
 class StreamWritten(msgspec.Struct, tag="stream", array_like=True):
@@ -98,7 +90,9 @@ class LocalState:
     def call(
         self, operation: str, request: Mapping[str, Any], *, now_ms: int, refused_slots: Mapping[int, str] | None = None
     ) -> dict[str, Any]:
-        """Any operation except SubscribeToShard."""
+        """Any operation except SubscribeToShard. `refused_slots` (a fault) maps indices of PutRecords entries to an
+        ErrorCode: these entries fail, the others are written.
+        """
         if operation == "PutRecords":
             validate(REQUESTS[operation], request)
             typed = msgspec.convert(request, PutRecordsRequest)
@@ -123,6 +117,9 @@ class LocalState:
         return answer
 
     def subscribe(self, request: Mapping[str, Any], *, now_ms: int) -> Subscription:
+        """SubscribeToShard. After `poll` returned None, wait for `on_change` of the shard or for `next_deadline_ms`.
+        Check `is_over` after every poll, and call `close()` when the client disconnects.
+        """
         self.settle(now_ms)
         validate(REQUESTS["SubscribeToShard"], request)
         subscription = subscribe_to_shard(self.account, request, now_ms)
@@ -130,13 +127,16 @@ class LocalState:
         return subscription
 
     def settle(self, now_ms: int) -> None:
-        """Applies the state changes that are due."""
+        """Applies the state changes that are due. Every call does this too; a server calls it when a change is due, so
+        that idle subscribers see it.
+        """
         deadline_ms = self.account.next_deadline_ms
         if deadline_ms is not None and deadline_ms <= now_ms:
             self.account.settle(now_ms)
             self._publish()
 
     def next_deadline_ms(self) -> int | None:
+        """When the next state change (CREATING to ACTIVE, a delayed split) is due."""
         return self.account.next_deadline_ms
 
     def reset(self) -> None:
@@ -145,6 +145,7 @@ class LocalState:
         self._publish()
 
     def snapshot(self) -> Iterator[bytes]:
+        """The shortest journal that restores the present state."""
         yield _ENCODER.encode(CommitmentWritten(self.account.commitment))
         for stream in self.account.streams.values():
             yield _ENCODER.encode(StreamWritten(stream))
@@ -170,7 +171,7 @@ class LocalState:
         return unusable
 
     def free_expired(self, now_ms: int) -> None:
-        """Gives back the memory of records that have expired. Reads never return them."""
+        """Frees the memory of expired records, which reads never return."""
         self.account.free_expired(now_ms)
 
     def _publish(self) -> None:

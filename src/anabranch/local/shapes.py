@@ -71,14 +71,7 @@ _ITERATOR_TYPE: Final = StringShape(
     values=("AT_SEQUENCE_NUMBER", "AFTER_SEQUENCE_NUMBER", "TRIM_HORIZON", "LATEST", "AT_TIMESTAMP")
 )
 _FILTER_TYPE: Final = StringShape(
-    values=(
-        "AFTER_SHARD_ID",
-        "AT_TRIM_HORIZON",
-        "FROM_TRIM_HORIZON",
-        "AT_LATEST",
-        "AT_TIMESTAMP",
-        "FROM_TIMESTAMP",
-    )
+    values=("AFTER_SHARD_ID", "AT_TRIM_HORIZON", "FROM_TRIM_HORIZON", "AT_LATEST", "AT_TIMESTAMP", "FROM_TIMESTAMP")
 )
 _DATA: Final = BlobShape(length_max=10_485_760)
 _PARTITION_KEY: Final = StringShape(length_min=1, length_max=256)

@@ -1,11 +1,10 @@
-"""What the operations share: the table of all operations, and how to find what a request names: streams, shards,
-consumers, and the position where a read starts.
+"""The table of operations, and how they find the stream, shard, consumer or position that a request names.
 
-An operation is a function of account, request and time. PutRecords and SubscribeToShard do not return a plain answer:
-they are called by name and are not in the table.
+An operation is a function of account, request and time. PutRecords and SubscribeToShard are not in the table, because
+they do not return a plain answer.
 
-A lookup raises the service's error if something is missing or not ready. Operations on records do not see a stream that
-is CREATING. Operations that change a stream need it to be ACTIVE.
+A lookup raises the service's error if something is missing or not ready. For operations on records, a CREATING stream
+does not exist. Operations that change a stream need it to be ACTIVE.
 """
 
 import re

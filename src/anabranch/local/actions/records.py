@@ -1,8 +1,8 @@
 """Writing and reading records.
 
-PutRecords is the hot path: msgspec decodes and encodes typed values, one pass checks them, one pass writes them. A
-request that looks wrong goes to the generic validator for AWS's message. A rejected request has written nothing; a
-throttled one has written the entries that fitted.
+PutRecords is the hot path: msgspec decodes and encodes typed values, one pass checks them, one pass writes them. If the
+check fails, the generic validator finds AWS's message. A rejected request writes nothing; a throttled one writes the
+entries that the limits allow.
 """
 
 import re
@@ -102,7 +102,7 @@ def put_record(account: Account, request: Request, now_ms: int) -> Answer:
 
 
 def _check_ordering(account: Account, text: str, stream: Stream, now_ms: int) -> None:
-    """All later records of a shard are above any number issued before; a number from the future was never issued."""
+    """Later records of a shard always get higher numbers, so this only rejects numbers that were never issued."""
     latest = max(now_ms // 1000, *(shard.latest_second for shard in stream.shards.values()))
     if not may_be_issued(int(text), latest):
         raise invalid_argument(

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from anabranch.limits import UPDATE_SHARD_COUNT_PER_DAY
 from anabranch.local.actions.lookups import (
     Answer,
@@ -43,15 +45,7 @@ def list_shards(account: Account, request: Request, now_ms: int) -> Answer:
     limit = min(request.get("MaxResults", _PAGE_MAX), _PAGE_MAX)
     answer: Answer = {"Shards": [shard.members() for shard in shards[:limit]]}
     if len(shards) > limit:
-        following = PageToken(
-            operation="ListShards",
-            after=shards[limit - 1].shard_id,
-            issued_ms=now_ms,
-            stream_name=stream.name,
-            stream_created_ms=stream.created_ms,
-            filter_type=query.filter_type,
-            filter_ms=query.filter_ms,
-        )
+        following = msgspec.structs.replace(query, after=shards[limit - 1].shard_id, issued_ms=now_ms)
         answer["NextToken"] = write_token(following)
     return answer
 

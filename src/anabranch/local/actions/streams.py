@@ -1,6 +1,6 @@
 """Streams: create, delete, describe, list, and change their settings. The settings of the account."""
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Final
 
 from anabranch import limits
@@ -235,35 +235,29 @@ def _set_key(account: Account, request: Request, now_ms: int, key_id: str | None
     return {}
 
 
-def _expand_metrics(names: Iterable[str]) -> set[str]:
-    chosen = set(names)
-    return set(METRIC_NAMES) if "ALL" in chosen else chosen
-
-
-def _set_metrics(account: Account, stream: Stream, metrics: set[str], now_ms: int) -> Answer:
-    before = list(stream.metrics)
-    stream.metrics = sorted(metrics)
+def _set_metrics(
+    account: Account, request: Request, now_ms: int, combine: Callable[[set[str], set[str]], set[str]]
+) -> Answer:
+    stream = find_active_stream(account, request)
+    before, named = stream.metrics, set(request["ShardLevelMetrics"])
+    stream.metrics = sorted(combine(set(before), set(METRIC_NAMES) if "ALL" in named else named))
     account.update_stream(stream, now_ms)
     return {
         "StreamName": stream.name,
         "CurrentShardLevelMetrics": before,
-        "DesiredShardLevelMetrics": list(stream.metrics),
+        "DesiredShardLevelMetrics": stream.metrics,
         "StreamARN": stream.arn,
     }
 
 
 @action("EnableEnhancedMonitoring")
 def enable_enhanced_monitoring(account: Account, request: Request, now_ms: int) -> Answer:
-    stream = find_active_stream(account, request)
-    wanted = {*stream.metrics, *_expand_metrics(request["ShardLevelMetrics"])}
-    return _set_metrics(account, stream, wanted, now_ms)
+    return _set_metrics(account, request, now_ms, set.union)
 
 
 @action("DisableEnhancedMonitoring")
 def disable_enhanced_monitoring(account: Account, request: Request, now_ms: int) -> Answer:
-    stream = find_active_stream(account, request)
-    wanted = set(stream.metrics) - _expand_metrics(request["ShardLevelMetrics"])
-    return _set_metrics(account, stream, wanted, now_ms)
+    return _set_metrics(account, request, now_ms, set.difference)
 
 
 @action("UpdateStreamMode")

@@ -1,8 +1,7 @@
 """The state of one account in one region.
 
-Owns the lifecycle of streams and consumers, the table of live subscriptions, and the list of changes that the journal
-and the subscribers have not seen yet. Time is always an argument. A deadline that has passed takes effect as of the
-deadline, not as of the call that notices it.
+Owns the lifecycle of streams and consumers, the active subscriptions, and the changes that the journal and the
+subscribers have not seen yet. A change that was due before a call takes effect as of its deadline, not as of the call.
 """
 
 from typing import Any, Final
@@ -14,18 +13,7 @@ from anabranch.local.errors import LocalError, limit_exceeded, not_found, stream
 from anabranch.local.settings import LocalSettings
 from anabranch.local.state.identifiers import Timestamp
 from anabranch.local.state.shard import Shard, StoredRecord
-from anabranch.local.state.stream import (
-    Change,
-    Consumer,
-    EncryptionChange,
-    MergeChange,
-    ScaleChange,
-    SplitChange,
-    Stream,
-    merge,
-    scale,
-    split,
-)
+from anabranch.local.state.stream import Change, Consumer, EncryptionChange, Stream, reshard
 from anabranch.local.state.subscription import Subscription
 from anabranch.local.state.throughput import CallRates
 
@@ -235,18 +223,9 @@ class Account:
         if isinstance(change, EncryptionChange):
             stream.key_id = change.key_id
         elif change is not None:
-            self._reshard(stream, change, at_ms)
+            closed = reshard(stream, change, at_ms)
+            self._changes.shards.update({(stream.name, shard.shard_id): None for shard in closed})
         self.mark_written(stream)
-
-    def _reshard(self, stream: Stream, change: SplitChange | MergeChange | ScaleChange, at_ms: int) -> None:
-        before = list(stream.routing.open_shards)
-        if isinstance(change, SplitChange):
-            split(stream, stream.shards[change.shard_id], int(change.new_starting_hash_key), at_ms)
-        elif isinstance(change, MergeChange):
-            merge(stream, stream.shards[change.shard_id], stream.shards[change.adjacent_shard_id], at_ms)
-        else:
-            scale(stream, change.target_shard_count, at_ms)
-        self._changes.shards.update({(stream.name, s.shard_id): None for s in before if not s.is_open})
 
     def _settle_consumer(self, stream: Stream, consumer: Consumer, now_ms: int) -> None:
         if consumer.deadline_ms is None or consumer.deadline_ms > now_ms:

@@ -1,6 +1,6 @@
-"""Numbers and texts that clients get from the service and hand back: timestamps, shard ids, sequence numbers, shard
-iterators and page tokens. Iterators and page tokens hold all they stand for, so they stay valid after a restart.
-Nothing is secret.
+"""Values that clients receive and send back: timestamps, shard ids, sequence numbers, shard iterators and page tokens.
+
+Iterators and page tokens contain their whole meaning, so they stay valid after a restart. Nothing is secret.
 """
 
 import math
@@ -127,7 +127,7 @@ class ShardIterator(msgspec.Struct, frozen=True):
 
 
 def encode_iterator(iterator: ShardIterator, entropy: Entropy) -> str:
-    return _encode_text(msgspec.structs.replace(iterator, nonce=entropy.getrandbits(64)))
+    return write_token(msgspec.structs.replace(iterator, nonce=entropy.getrandbits(64)))
 
 
 def decode_iterator(text: str) -> ShardIterator | None:
@@ -150,8 +150,8 @@ class PageToken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     filter_ms: int = 0
 
 
-def _encode_text(value: msgspec.Struct) -> str:
-    return b64encode(msgspec.json.encode(value)).decode()
+def write_token(token: PageToken | ShardIterator) -> str:
+    return b64encode(msgspec.json.encode(token)).decode()
 
 
 def _decode_text(text: str, kind: type[T]) -> T | None:
@@ -159,10 +159,6 @@ def _decode_text(text: str, kind: type[T]) -> T | None:
         return msgspec.json.decode(b64decode(text.encode("ascii"), validate=True), type=kind)
     except (ValueError, RecursionError, msgspec.DecodeError):  # bad base64 and bad UTF-8 are ValueErrors
         return None
-
-
-def write_token(token: PageToken) -> str:
-    return _encode_text(token)
 
 
 def read_token(text: str, operation: str, now_ms: int, lifetime_ms: int) -> PageToken:

@@ -7,7 +7,8 @@ may be ahead of the clock. The children accept records at once.
 """
 
 from bisect import bisect_left, bisect_right
-from typing import Any
+from operator import attrgetter
+from typing import Any, Final
 
 import msgspec
 
@@ -44,16 +45,12 @@ class StoredRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, re
         return round(self.approximate_arrival_timestamp * 1000)
 
     def members(self) -> dict[str, Any]:
-        members: dict[str, Any] = {
-            "SequenceNumber": self.sequence_number,
-            "ApproximateArrivalTimestamp": Timestamp(self.approximate_arrival_timestamp),
-            "Data": self.data,
-        }
-        if self.partition_key is not None:
-            members["PartitionKey"] = self.partition_key
-        if self.encryption_type is not None:
-            members["EncryptionType"] = self.encryption_type
+        members: dict[str, Any] = msgspec.to_builtins(self, builtin_types=(bytes,))
+        members["ApproximateArrivalTimestamp"] = Timestamp(self.approximate_arrival_timestamp)
         return members
+
+
+_arrival_ms: Final = attrgetter("arrival_ms")
 
 
 class RecordLog:
@@ -62,8 +59,6 @@ class RecordLog:
     Stored as columns: numbers to bisect, records ready to encode, and running totals of bytes, so that "as many as fit
     into 10 MiB" is a search too. Trimming moves `begin`; `free` gives the memory back.
     """
-
-    __slots__ = ("_bytes", "begin", "numbers", "records", "totals")
 
     def __init__(self) -> None:
         self.begin = 0
@@ -121,27 +116,7 @@ class RecordLog:
         return 0 if index == len(self.records) else max(1, now_ms - self.records[index].arrival_ms)
 
 
-def _arrival_ms(record: StoredRecord) -> int:
-    return record.arrival_ms
-
-
 class Shard:
-    __slots__ = (
-        "_last_ms",
-        "_prefix",
-        "child_ids",
-        "closed_ms",
-        "counter",
-        "created_s",
-        "hash_key_range",
-        "index",
-        "log",
-        "opened_ms",
-        "parent_ids",
-        "shard_id",
-        "throughput",
-    )
-
     def __init__(
         self, index: int, hash_key_range: HashKeyRange, opened_ms: int, created_s: int, parent_ids: tuple[str, ...] = ()
     ) -> None:

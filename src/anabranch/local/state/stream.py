@@ -1,8 +1,7 @@
 """A stream: its settings, its shards and how they split and merge, its consumers, and its lifecycle.
 
-CREATING, UPDATING and DELETING end at `deadline_ms`. A change requested with UPDATING (a split, an encryption) takes
-effect as of that deadline, however late the next call comes. Records older than the trim horizon are gone for good:
-a longer retention does not bring them back.
+CREATING, UPDATING and DELETING end at `deadline_ms`. A change (a split, an encryption) takes effect as of that time,
+however late the next call comes. Records older than the trim horizon are lost, even if the retention gets longer.
 
 Resharding closes one or two shards and opens shards for the same range, so the open ranges always cover the hash space
 exactly once.
@@ -37,14 +36,12 @@ class Consumer(msgspec.Struct, kw_only=True):
             "ConsumerName": self.name,
             "ConsumerARN": self.arn,
             "ConsumerStatus": self.status,
-            "ConsumerCreationTimestamp": _creation_timestamp(self.created_ms),
+            "ConsumerCreationTimestamp": Timestamp(self.created_ms // 1000),  # whole seconds, as on AWS
         }
 
 
 class Routing:
     """Which open shard a hash key belongs to. Rebuilt whenever a shard opens or closes."""
-
-    __slots__ = ("_starts", "open_shards")
 
     def __init__(self, shards: Iterable[Shard] = ()) -> None:
         self.open_shards = sorted((shard for shard in shards if shard.is_open), key=lambda s: s.hash_key_range.start)
@@ -53,9 +50,6 @@ class Routing:
 
     def shard_for(self, hash_key: int) -> Shard:
         return self.open_shards[bisect_right(self._starts, hash_key) - 1]
-
-    def shards_within(self, start: int, end: int) -> list[Shard]:
-        return [s for s in self.open_shards if start <= s.hash_key_range.start and s.hash_key_range.end <= end]
 
 
 HOUR_MS: Final = 3_600_000
@@ -127,7 +121,8 @@ class Stream(msgspec.Struct, kw_only=True):
 
     @property
     def creation_timestamp(self) -> Timestamp:
-        return _creation_timestamp(self.created_ms)
+        """Whole seconds, as on AWS."""
+        return Timestamp(self.created_ms // 1000)
 
     @property
     def open_shard_count(self) -> int:
@@ -158,13 +153,20 @@ class Stream(msgspec.Struct, kw_only=True):
         ]
 
 
-# floor(2**128 / n) * i for different n differ by thousands at most; shards of an even cut are wider than 2**100.
 _ROUNDING: Final = 1 << 32
+"""Rounding moves a border of an even cut by some thousands at most, and its shards are wider than 2**100."""
 
 
-def _creation_timestamp(created_ms: int) -> Timestamp:
-    """Whole seconds, as on AWS."""
-    return Timestamp(created_ms // 1000)
+def reshard(stream: Stream, change: SplitChange | MergeChange | ScaleChange, now_ms: int) -> list[Shard]:
+    """Returns the shards that it closed."""
+    before = stream.routing.open_shards
+    if isinstance(change, SplitChange):
+        split(stream, stream.shards[change.shard_id], int(change.new_starting_hash_key), now_ms)
+    elif isinstance(change, MergeChange):
+        merge(stream, stream.shards[change.shard_id], stream.shards[change.adjacent_shard_id], now_ms)
+    else:
+        scale(stream, change.target_shard_count, now_ms)
+    return [shard for shard in before if not shard.is_open]
 
 
 def split(stream: Stream, shard: Shard, new_starting_hash_key: int, now_ms: int) -> tuple[Shard, Shard]:
@@ -191,7 +193,8 @@ def scale(stream: Stream, target_shard_count: int, now_ms: int) -> None:
         inside = [border for border in borders if shard.hash_key_range.start < border <= shard.hash_key_range.end]
         _split_at_all(stream, shard, inside, now_ms)
     for start, following in zip(borders, [*borders[1:], HASH_KEY_MAX + 1], strict=True):
-        _merge_all(stream, stream.routing.shards_within(start, following - 1), now_ms)
+        within = [s for s in stream.routing.open_shards if start <= s.hash_key_range.start < following]
+        _merge_all(stream, within, now_ms)
 
 
 def _replace(stream: Stream, parents: tuple[Shard, ...], ranges: tuple[HashKeyRange, ...], now_ms: int) -> list[Shard]:

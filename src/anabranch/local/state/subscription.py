@@ -1,11 +1,11 @@
 """One SubscribeToShard: which events a consumer gets and when, without a socket.
 
-`poll` returns one event at a time, so nothing is buffered here and a slow connection delays no one else. A subscription
-ends in one of four ways: its lifetime is over (no event), its shard was read to the end (a last event with ChildShards
-and no continuation), another call took it over, or its stream or consumer was deleted (both end with an exception).
+`poll` returns one event at a time, so nothing is buffered here. A subscription ends without an event after its
+lifetime, with ChildShards and no continuation at the end of its shard, and with an exception if another call took it
+over or its stream or consumer was deleted.
 
-An event is due at once if there are records, otherwise after HEARTBEAT_MS. The continuation is above everything sent
-so far and below everything to come, so AT and AFTER mean the same there.
+An event is due at once if there are records, otherwise after HEARTBEAT_MS. Its ContinuationSequenceNumber is above all
+records that were sent and below all that follow, so a client may continue AT it or AFTER it.
 """
 
 from typing import Any, Final, NamedTuple
@@ -104,16 +104,10 @@ class Subscription:
         if is_end:
             self.is_over = True
             members["ChildShards"] = self._stream.children_of(shard)
-        elif is_at_tip:
-            self._continue_at(members, shard.continuation(shard.counter, now_ms))
-        elif end > begin:
-            counter = log.numbers[end - 1] >> COUNTER_SHIFT & COUNTER_MAX
-            self._continue_at(members, shard.continuation(counter, now_ms))
         else:
+            if is_at_tip or end > begin:
+                counter = shard.counter if is_at_tip else log.numbers[end - 1] >> COUNTER_SHIFT & COUNTER_MAX
+                self._position = shard.continuation(counter, now_ms)
             members["ContinuationSequenceNumber"] = str(self._position)
         members["MillisBehindLatest"] = log.behind_ms(end, now_ms)
         return SubscriptionEvent("SubscribeToShardEvent", members)
-
-    def _continue_at(self, members: dict[str, Any], position: int) -> None:
-        self._position = position
-        members["ContinuationSequenceNumber"] = str(position)

@@ -1,8 +1,8 @@
 """AWS's rate limits, as token buckets. Enforced only with `limits="aws"`. Time is an argument.
 
-Writes must fit: a record is rejected if the bucket has too few bytes or records left. Reads go into debt: a read is
-allowed while anything is left, and is charged for what it returned, so a read of 10 MiB blocks the next for five
-seconds. A clock that goes backwards refills nothing.
+A write is rejected if the bucket has too few bytes or records left. A read is allowed while anything is left, and is
+charged for what it returned, so a read of 10 MiB blocks the next one for five seconds. A clock that goes backwards
+refills nothing.
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,9 @@ class TokenBucket:
         return True
 
     def charge(self, amount: float, now_ms: int) -> None:
-        """Takes the amount even into debt. An amount above the capacity must be refilled completely."""
+        """Takes the amount, even if the level gets negative. A saved level does not count towards an amount above the
+        capacity: all of it must be refilled.
+        """
         level = self.level(now_ms)
         self._level = (min(0.0, level) if amount > self._capacity else level) - amount
 
@@ -77,29 +79,14 @@ class ShardThroughput:
 # Calls per second and account, from the API reference of each operation. Calls with records have their own limits.
 _CALLS_PER_SECOND: Final[Mapping[str, int]] = {
     **dict.fromkeys(
-        [
-            "AddTagsToStream",
-            "CreateStream",
-            "DecreaseStreamRetentionPeriod",
-            "DeleteStream",
-            "DeregisterStreamConsumer",
-            "DescribeAccountSettings",
-            "DisableEnhancedMonitoring",
-            "EnableEnhancedMonitoring",
-            "IncreaseStreamRetentionPeriod",
-            "ListStreamConsumers",
-            "ListStreams",
-            "ListTagsForStream",
-            "MergeShards",
-            "RegisterStreamConsumer",
-            "RemoveTagsFromStream",
-            "SplitShard",
-            "StartStreamEncryption",
-            "StopStreamEncryption",
-            "UpdateAccountSettings",
-            "UpdateStreamMode",
+        (
+            "AddTagsToStream", "CreateStream", "DecreaseStreamRetentionPeriod", "DeleteStream",
+            "DeregisterStreamConsumer", "DescribeAccountSettings", "DisableEnhancedMonitoring",
+            "EnableEnhancedMonitoring", "IncreaseStreamRetentionPeriod", "ListStreamConsumers", "ListStreams",
+            "ListTagsForStream", "MergeShards", "RegisterStreamConsumer", "RemoveTagsFromStream", "SplitShard",
+            "StartStreamEncryption", "StopStreamEncryption", "UpdateAccountSettings", "UpdateStreamMode",
             "UpdateStreamWarmThroughput",
-        ],
+        ),
         5,
     ),
     "DescribeLimits": 1,
@@ -108,7 +95,7 @@ _CALLS_PER_SECOND: Final[Mapping[str, int]] = {
     "DescribeStreamSummary": 20,
     "ListShards": 1000,
     "UpdateShardCount": 10,
-}
+}  # fmt: skip
 
 
 class CallRates:

@@ -38,7 +38,7 @@ _FIXED_BYTES: Final = {0: 0, 1: 0, 2: 1, 3: 2, 4: 4, 5: 8, 8: 8, 9: 16}
 
 class Message(msgspec.Struct, frozen=True):
     headers: Mapping[str, str]
-    payload: bytes | bytearray
+    payload: bytes | memoryview
 
 
 class MessageDecoder:
@@ -64,52 +64,27 @@ class MessageDecoder:
         return self._frame_bytes
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Message]:
-        """The messages that are complete now, copied out of `data` once."""
-        view = memoryview(data)
+        """The messages that are complete now. The bytes are copied once: payloads refer to the copy."""
+        if not self._frame:
+            received: bytes | bytearray = bytes(data)
+        else:
+            self._frame += data
+            if len(self._frame) < max(self._frame_bytes, _PRELUDE.size):
+                return []
+            received, self._frame, self._frame_bytes = self._frame, bytearray(), 0
+        view, start = memoryview(received), 0
         messages: list[Message] = []
-        start = self._resume_frame(view, messages) if self._frame else 0
-        while not self._frame and start < len(view):
-            if len(view) - start < _PRELUDE.size:
-                self._frame += view[start:]
-                break
+        while len(view) - start >= _PRELUDE.size:
             total, headers_bytes = _read_prelude(view, start)
             if len(view) - start < total:
-                self._frame += view[start:]
                 self._frame_bytes = total
                 break
             whole = view[start : start + total]
             headers = self._checked_headers(whole, headers_bytes)
-            messages.append(Message(headers, bytes(whole[_PRELUDE.size + headers_bytes : -_CRC.size])))
+            messages.append(Message(headers, whole[_PRELUDE.size + headers_bytes : -_CRC.size]))
             start += total
+        self._frame += view[start:]
         return messages
-
-    def _resume_frame(self, view: memoryview, messages: list[Message]) -> int:
-        """Fills the incomplete frame; returns how much of `view` was used."""
-        used = 0
-        if not self._frame_bytes:
-            used = self._fill(view, 0, _PRELUDE.size)
-            if len(self._frame) < _PRELUDE.size:
-                return used
-            self._frame_bytes, _ = _read_prelude(self._frame, 0)
-        used = self._fill(view, used, self._frame_bytes)
-        if len(self._frame) == self._frame_bytes:
-            messages.append(self._finish())
-        return used
-
-    def _finish(self) -> Message:
-        """Turns the filled frame into its payload, by cutting off everything around it."""
-        whole, self._frame, self._frame_bytes = self._frame, bytearray(), 0
-        _, headers_bytes = _read_prelude(whole, 0)
-        with memoryview(whole) as view:
-            headers = self._checked_headers(view, headers_bytes)
-        del whole[-_CRC.size :]
-        del whole[: _PRELUDE.size + headers_bytes]
-        return Message(headers, whole)
-
-    def _fill(self, view: memoryview, start: int, to_bytes: int) -> int:
-        step = min(to_bytes - len(self._frame), len(view) - start)
-        self._frame += view[start : start + step]
-        return start + step
 
     def _checked_headers(self, whole: memoryview, headers_bytes: int) -> Mapping[str, str]:
         """`whole` is one frame with checked lengths; its checksum is checked here."""
@@ -127,7 +102,7 @@ class MessageDecoder:
         return known
 
 
-def _read_prelude(view: memoryview | bytearray, start: int) -> tuple[int, int]:
+def _read_prelude(view: memoryview, start: int) -> tuple[int, int]:
     """The lengths of the frame and of its headers, both checked."""
     total, headers_bytes, prelude_crc = _PRELUDE.unpack_from(view, start)
     if crc32(view[start : start + _LENGTHS.size]) != prelude_crc:

@@ -267,9 +267,9 @@ class VirtualStream:
         return bodies.decode_put_records(json.dumps({"FailedRecordCount": 0, "Records": found}).encode())
 
     def _owner(self, entry) -> str:
-        from anabranch._model.hash_keys import hash_key
+        from anabranch._model.hash_keys import md5_hash_key
 
-        number = hash_key(entry.partition_key, entry.explicit_hash_key) * self._shard_count >> 128
+        number = md5_hash_key(entry.partition_key) * self._shard_count >> 128
         return f"shardId-{number:012}"
 
 

@@ -14,7 +14,7 @@ from write_outcomes import WriteOutcomes
 from anabranch._core.writing.bundles import OutgoingRecord, cost_of
 from anabranch._core.writing.lanes import WriteOptions
 from anabranch._core.writing.stream_writer import StreamWriter
-from anabranch._model.hash_keys import HashKeyRange, even_ranges, hash_key
+from anabranch._model.hash_keys import HashKeyRange, even_ranges, md5_hash_key
 from anabranch._model.streams import Position, Shard, StreamName
 from anabranch._wire.aggregate import open_aggregate
 from anabranch._wire.messages import PutRecordsResponse, PutRecordsResultEntry, StreamSummary
@@ -76,7 +76,8 @@ class Stream:
         self._add(HashKeyRange(left.range.start, right.range.end))
 
     def owner(self, entry) -> StoredShard:
-        key = hash_key(entry.partition_key, entry.explicit_hash_key)
+        explicit = entry.explicit_hash_key
+        key = md5_hash_key(entry.partition_key) if explicit is None else int(explicit)
         return next(shard for shard in self.open_shards() if key in shard.range)
 
     def write(self, entry) -> PutRecordsResultEntry:

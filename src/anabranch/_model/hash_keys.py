@@ -40,11 +40,6 @@ def parse_hash_key(text: str) -> int:
     return value
 
 
-def hash_key(partition_key: str, explicit_hash_key: str | None = None) -> int:
-    """The effective hash key of a record."""
-    return md5_hash_key(partition_key) if explicit_hash_key is None else parse_hash_key(explicit_hash_key)
-
-
 def wrong_partition_key(given: object) -> TypeError:
     return TypeError(f"partition_key is {given!r}; it must be text (str)")
 
@@ -72,10 +67,6 @@ class HashKeyRange(NamedTuple):
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, int) and self.start <= key <= self.end
-
-    @property
-    def size(self) -> int:
-        return self.end - self.start + 1
 
     def is_adjacent_to(self, other: "HashKeyRange") -> bool:
         return self.end + 1 == other.start or other.end + 1 == self.start

@@ -18,12 +18,8 @@ _SEQUENCE_NUMBER = re.compile(r"0|[1-9][0-9]{0,128}")  # API: pattern of Sequenc
 _SUB_SEQUENCE_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")  # KCL keeps it in 64 bits
 
 
-def is_sequence_number(text: str) -> bool:
-    return _SEQUENCE_NUMBER.fullmatch(text) is not None
-
-
 def parse_sequence_number(text: str) -> int:
-    if not is_sequence_number(text):
+    if _SEQUENCE_NUMBER.fullmatch(text) is None:
         raise ValueError(f"a sequence number is a decimal integer without leading zeros, not {text!r}")
     return int(text)
 

@@ -6,7 +6,6 @@ from anabranch._model.hash_keys import (
     HashKeyRange,
     check_partition_key,
     even_ranges,
-    hash_key,
     md5_hash_key,
     parse_hash_key,
 )
@@ -22,12 +21,6 @@ KNOWN = {
 @pytest.mark.parametrize("partition_key, expected", KNOWN.items())
 def test_the_hash_key_is_the_md5_of_the_partition_key_in_utf_8(partition_key, expected):
     assert md5_hash_key(partition_key) == expected
-    assert hash_key(partition_key) == expected
-
-
-def test_an_explicit_hash_key_overrides_the_partition_key():
-    assert hash_key("a", "7") == 7
-    assert hash_key("a", "0") == 0
 
 
 @pytest.mark.parametrize("text, expected", [("0", 0), ("1", 1), (str(2**128 - 1), 2**128 - 1)])
@@ -64,7 +57,6 @@ def test_a_range_includes_both_its_ends():
     range_ = HashKeyRange(10, 20)
     assert [key in range_ for key in (9, 10, 20, 21)] == [False, True, True, False]
     assert "10" not in range_
-    assert range_.size == 11
 
 
 def test_ranges_that_touch_are_adjacent_in_either_order():

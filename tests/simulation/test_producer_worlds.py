@@ -4,7 +4,7 @@ import pytest
 from producer_world import run_world
 
 from anabranch._core.writing.lanes import Lanes
-from anabranch._core.writing.settlement import RETRY_TABLE, NextStep, Outcome, RetryAction
+from anabranch._core.writing.settlement import RETRY_TABLE, RetryAction
 from anabranch._core.writing.shard_map import ShardMap
 from anabranch._core.writing.stream_writer import StreamWriter
 
@@ -111,9 +111,9 @@ def results_are_shifted(patch):
 
 
 VARIANTS = {
-    "an aggregate in the wrong shard counts as delivered": action(Outcome.WRITTEN_STRADDLING, NextStep.DELIVERED),
-    "an aggregate in an unknown shard counts as delivered": action(Outcome.WRITTEN_ELSEWHERE, NextStep.DELIVERED),
-    "a call without a response counts as not written": action(Outcome.CALL_MAYBE_WRITTEN, NextStep.FAIL),
+    "an aggregate in the wrong shard counts as delivered": action("written_straddling", "deliver"),
+    "an aggregate in an unknown shard counts as delivered": action("written_elsewhere", "deliver"),
+    "a call without a response counts as not written": action("call_maybe_written", "fail"),
     "children do not wait for their parents' records in flight": children_do_not_wait,
     "several records of a lane in flight": many_in_flight,
     "what failed goes last": retries_go_last,

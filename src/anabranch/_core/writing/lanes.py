@@ -13,13 +13,12 @@
 - Each lane is in one queue: that of its predicted shard, which limits the rate, or the queue for unknown shards. With
   limits set by the user, that queue has the rate of one shard.
 - A call takes the first bundle of each lane, from one queue after the other. It has at most 500 entries and 10 MiB (API
-  limits), and at most 256 KiB per shard unless a single record is larger: a shard that gets a full second's quota in
-  one call throttles part of it. A queue over its rate is skipped and does not delay the others.
+  limits). It has at most 256 KiB per shard, unless a single record is larger: a shard that gets a full second's quota
+  in one call throttles part of it. A queue that is over its rate is skipped, and does not delay the others.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from enum import Enum, auto
 from typing import Final, Literal
 
 import msgspec
@@ -219,13 +218,8 @@ class PutRecordsCall(msgspec.Struct, eq=False):
         self.size_bytes += size_bytes
 
 
-class _Stop(Enum):
-    """Why a queue adds no more entries to a call."""
-
-    EMPTY = auto()
-    SHARD_FULL = auto()
-    CALL_FULL = auto()
-    RATE_LIMITED = auto()
+_Stop = Literal["empty", "shard_full", "call_full", "rate_limited"]
+"""Why a queue adds no more entries to a call."""
 
 
 class Lanes:
@@ -257,8 +251,8 @@ class Lanes:
         self.ended: deque[Bundle] = deque()
         """Delivered, failed or dissolved. The engine takes each one out when it has performed what follows."""
         self.counted = WriteCounters()
-        self.shards_counted: dict[str, WriteCounters] = {}
-        """By shard id; of shards that left the map, too."""
+        self.shards_counted = defaultdict[str, WriteCounters](WriteCounters)
+        """By shard id, including shards that left the map."""
         self._stream = stream
         self._options = options
         self._linger_ms = options.linger_ms
@@ -270,7 +264,7 @@ class Lanes:
         self._shard_lanes: dict[str | None, WriteLane] = {}
         self._key_lanes: dict[LaneId, WriteLane] = {}
         self._lingering: deque[tuple[WriteLane, Bundle]] = deque()
-        """Only without order: bundles as they were opened, oldest first. Some have been sent already."""
+        """Without order: opened bundles, oldest first. Some may have been sent since."""
         self._draining: list[WriteLane] = []
         """Retired lanes with records in flight."""
 
@@ -325,8 +319,9 @@ class Lanes:
         return queue
 
     def _unknown_pace(self, now_ms: int) -> ShardPace | None:
-        """The pace of all unknown shards together: all their records may be for one shard. Without limits of our own,
-        the service's answers are enough. If it chooses the shards itself, nothing tells how many records a shard gets.
+        """One pace for all unknown shards, because all their records may belong to one shard. None if the user set no
+        limit: then the service's throttling is enough. None also if the service chooses the shards: then we cannot know
+        how many records a shard gets.
         """
         if not (self._options.is_limited and self.predicts):
             return None
@@ -347,9 +342,8 @@ class Lanes:
         found: dict[int, WriteLane] = {}
         for record in records:
             key, hash_key = record.partition_key, record.explicit_hash_key
-            lane = self._key_lanes.get(key if hash_key is None else (key, hash_key))
-            if lane is None:
-                lane = self._shard_lane_of(record.digest)
+            lane_id = key if hash_key is None else (key, hash_key)
+            lane = self._key_lanes.get(lane_id) or self._shard_lane_of(record.digest)
             if lane is not None:
                 found[id(lane)] = lane
         return list(found.values())
@@ -591,19 +585,13 @@ class Lanes:
         bundle.is_settled = True
         bundle.shard_id, bundle.sequence_number = shard_id, sequence_number
         count, entry = len(bundle.records), bundle.freeze()
-        for counted in (self.counted, self.counted_of(shard_id)):
+        for counted in (self.counted, self.shards_counted[shard_id]):
             counted.delivered_count += count
             counted.delivered_bytes += bundle.cost_bytes - count * RECORD_COST_BYTES
             counted.aggregated_count += count if bundle.is_aggregate else 0
             counted.kinesis_count += 1
             counted.kinesis_bytes += len(entry.data)
         self._end_bundle(bundle)
-
-    def counted_of(self, shard_id: str) -> WriteCounters:
-        counted = self.shards_counted.get(shard_id)
-        if counted is None:
-            counted = self.shards_counted[shard_id] = WriteCounters()
-        return counted
 
     def fail(self, bundle: Bundle, attempt: Attempt, *, maybe_written: bool = False) -> None:
         self._mark_failed(bundle, attempt, maybe_written=maybe_written)
@@ -644,17 +632,16 @@ class Lanes:
             kept: list[Bundle] = []
             for origin in lane.take_unsent():
                 failing = [record for record in origin.records if should_fail(record)]
+                others = [record for record in origin.records if not should_fail(record)]
+                failed += failing
                 if not failing:
                     kept.append(origin)
-                    continue
-                failed += failing
-                if len(failing) == len(origin.records):
+                elif not others:
                     self.fail(origin, attempt)
-                    continue
-                others = [record for record in origin.records if not should_fail(record)]
-                kept.append(self._part_of(lane, origin, others))
-                self.fail(self._part_of(lane, origin, failing), attempt)
-                self._end_bundle(origin)
+                else:
+                    kept.append(self._part_of(lane, origin, others))
+                    self.fail(self._part_of(lane, origin, failing), attempt)
+                    self._end_bundle(origin)
             lane.closed_bundles.extend(kept)
             if lane.digest is not None and lane.is_empty:
                 del self._key_lanes[lane.lane_id]
@@ -673,12 +660,12 @@ class Lanes:
             while waiting:
                 queue = waiting.popleft()
                 stop, open_at_ms = self._fill(call, queue, now_ms)
-                if stop is _Stop.RATE_LIMITED:
+                if stop == "rate_limited":
                     rate_limited.append(queue)
                     wake_at_ms = open_at_ms if wake_at_ms is None else min(wake_at_ms, open_at_ms)
-                elif stop is not _Stop.EMPTY:
+                elif stop != "empty":
                     for_next_call.append(queue)
-                if stop is _Stop.CALL_FULL:
+                if stop == "call_full":
                     break
             waiting.extend(for_next_call)
             if call.entries:
@@ -699,19 +686,19 @@ class Lanes:
                 continue
             size_bytes = bundle.entry_bytes
             if pace is not None and shard_bytes and shard_bytes + size_bytes > SHARD_BYTES_PER_CALL_MAX:
-                return _Stop.SHARD_FULL, now_ms
+                return "shard_full", now_ms
             if not call.has_room_for(bundle, size_bytes):
-                return _Stop.CALL_FULL, now_ms
+                return "call_full", now_ms
             if pace is not None:
                 if (open_at_ms := pace.open_at_ms(size_bytes, now_ms)) > now_ms:
-                    return _Stop.RATE_LIMITED, open_at_ms
+                    return "rate_limited", open_at_ms
                 pace.take(size_bytes)
             shard_bytes += size_bytes
             ready.popleft().is_queued = False
             call.append(lane, lane.launch(), size_bytes)
             self.queue_if_ready(lane, now_ms)
         queue.is_queued = False
-        return _Stop.EMPTY, now_ms
+        return "empty", now_ms
 
 
 def _shares_keys(old: WriteLane, lane: WriteLane) -> bool:

@@ -1,15 +1,15 @@
 """Which shard a record will land in, as far as we know.
 
               begin                  install
-    INVALID ─────────► UPDATING ─────────────────► READY
+    invalid ─────────► updating ─────────────────► ready
        ▲                  │ fail                     │ invalidate
        └──────────────────┴──────────────────────────┘
 
 - The last listing stays in use in every state, also during a refresh. Only a shard that a response has disproved is
   removed at once; `predict` returns None for its range until the next listing.
 - `predict` returns None while nothing is known. Then records are sent alone: an aggregate might straddle two shards.
-- `learn` can be called for every surprising response. If the response is older than the listing, or was predicted for a
-  shard that the listing no longer has, it does nothing.
+- `learn` takes every response that disproves a prediction. It ignores a response that is older than the listing, or
+  that was predicted from an earlier listing.
 - Shards that left the listing are kept for a minute: records in flight were predicted for them, and shortly after a
   reshard the service may still write to them.
 
@@ -19,9 +19,8 @@ is given listings and says when it wants one.
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from enum import Enum
 from itertools import pairwise
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -41,20 +40,14 @@ CLOSED_SHARD_KEPT_MS: Final = 60_000
 CONFIRMED_WITHIN_MS: Final = 60_000
 
 
-class MapState(Enum):
-    INVALID = "INVALID"
-    UPDATING = "UPDATING"
-    READY = "READY"
-
+State = Literal["invalid", "updating", "ready"]
+Move = Literal["begin", "install", "fail", "invalidate"]
 
 # A refresh that is requested during a refresh changes nothing.
-_TRANSITIONS: Final = {
-    ("begin", MapState.INVALID): MapState.UPDATING,
-    ("install", MapState.UPDATING): MapState.READY,
-    ("fail", MapState.UPDATING): MapState.INVALID,
-    ("invalidate", MapState.INVALID): MapState.INVALID,
-    ("invalidate", MapState.UPDATING): MapState.UPDATING,
-    ("invalidate", MapState.READY): MapState.INVALID,
+MOVES: Final[dict[State, dict[Move, State]]] = {
+    "invalid": {"begin": "updating", "invalidate": "invalid"},
+    "updating": {"install": "ready", "fail": "invalid", "invalidate": "updating"},
+    "ready": {"invalidate": "invalid"},
 }
 
 
@@ -81,7 +74,7 @@ class MappedShard(msgspec.Struct, frozen=True):
 
 class ShardMap:
     def __init__(self, *, entropy: Entropy) -> None:
-        self.state = MapState.INVALID
+        self.state: State = "invalid"
         self.generation = 0
         """Grows whenever a result of `predict` may have changed."""
         self.updated_at_ms: int | None = None
@@ -152,12 +145,12 @@ class ShardMap:
     # refreshing
 
     def wants_refresh(self, now_ms: int) -> bool:
-        return self.state is MapState.INVALID and now_ms >= self._retry_at_ms
+        return self.state == "invalid" and now_ms >= self._retry_at_ms
 
     @property
     def next_deadline_ms(self) -> int | None:
         """When to start the next refresh."""
-        return self._retry_at_ms if self.state is MapState.INVALID else None
+        return self._retry_at_ms if self.state == "invalid" else None
 
     def begin(self, now_ms: int) -> None:
         self._move("begin")
@@ -177,7 +170,7 @@ class ShardMap:
             self._failures = 0
             self._retry_at_ms = 0
         else:  # its pages are from before and after a reshard: list again
-            self.state = MapState.INVALID
+            self.state = "invalid"
             self._back_off(now_ms)
         return is_recreated
 
@@ -191,8 +184,8 @@ class ShardMap:
             self._failures, self._entropy, first_ms=BACKOFF_FIRST_MS, max_ms=BACKOFF_MAX_MS, min_share=0.5
         )
 
-    def _move(self, event: str) -> None:
-        self.state = _TRANSITIONS[event, self.state]
+    def _move(self, move: Move) -> None:
+        self.state = MOVES[self.state][move]
 
     def _use(self, shards: list[MappedShard], now_ms: int) -> None:
         if shards == self.shards:

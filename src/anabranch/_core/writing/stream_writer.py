@@ -33,7 +33,6 @@ from anabranch._core.writing.settlement import (
     outcome_of_result,
     refused_shard_id,
 )
-from anabranch._core.writing.shard_map import MappedShard
 from anabranch._model.entropy import Entropy
 from anabranch._model.streams import Shard, StreamName
 from anabranch._wire.aggregate import AGGREGATE_OVERHEAD_BYTES, MAGIC
@@ -93,7 +92,7 @@ class WriteSteps(NamedTuple):
 
 
 class _AwaitingMap(msgspec.Struct, frozen=True):
-    """A bundle in a shard whose range is unknown."""
+    """A bundle that was written to a shard whose range is unknown."""
 
     lane: WriteLane
     bundle: Bundle
@@ -128,8 +127,6 @@ class StreamWriter(Generic[R]):
         """When the engine should call `tick`."""
         self.wants_summary = True
         """The next refresh should also describe the stream."""
-        self.is_auto = False
-        """The stream's record distribution is AUTO: records are neither aggregated nor kept in order."""
         self._options = options
         self._record_type = record_type
         self._entropy = entropy
@@ -209,8 +206,8 @@ class StreamWriter(Generic[R]):
 
     @property
     def tagged_bytes_max(self) -> int:
-        """How much data a record may have that is sent in an aggregate of its own, with one tag. Never more than what
-        every stream accepts: whether this one accepts more may be unknown.
+        """The largest data of a record that is sent in an aggregate of its own, with one tag. Limited to what every
+        stream accepts, because the limit of this stream may be unknown.
         """
         return min(self._record_bytes_max, MIB) - 2 * _KEY_BYTES_MAX - _WRAPPING_BYTES
 
@@ -382,7 +379,7 @@ class StreamWriter(Generic[R]):
         elif len(response.entries) != len(call.entries):
             message = "the response does not have one result per entry"
             attempt = self._attempt(call, now_ms, LocalCode.BROKEN, message, response.request_id)
-            self._on_whole_call(call, Outcome.CALL_MAYBE_WRITTEN, attempt, now_ms)
+            self._on_whole_call(call, "call_maybe_written", attempt, now_ms)
         else:
             self._on_results(call, response, now_ms)
         return self._steps()
@@ -393,7 +390,9 @@ class StreamWriter(Generic[R]):
         self._shard_map.confirm(now_ms)
         for bundle, result in zip(call.bundles, results, strict=True):
             if bundle.predicted is not None and bundle.predicted.shard_id != result.shard_id:
-                self._learn(bundle, bundle.predicted, result, now_ms)
+                shard_id = result.shard_id or refused_shard_id(result.error_message)
+                if shard_id is not None:
+                    self._shard_map.learn(bundle.predicted, bundle.records[0].digest, shard_id, now_ms)
         self._lanes.follow_map(now_ms)
         written = self._attempt(call, now_ms, None, None, response.request_id)
         for lane, bundle, result in zip(call.lanes, call.bundles, results, strict=True):
@@ -404,11 +403,6 @@ class StreamWriter(Generic[R]):
             self._apply_outcome(lane, bundle, outcome, result, attempt, now_ms)
         self._pause_refusing_shards(now_ms)
         self._events += self._news.call_succeeded(self._lanes.counted, now_ms)
-
-    def _learn(self, bundle: Bundle, predicted: MappedShard, result: PutRecordsResultEntry, now_ms: int) -> None:
-        shard_id = result.shard_id or refused_shard_id(result.error_message)
-        if shard_id is not None:
-            self._shard_map.learn(predicted, bundle.records[0].digest, shard_id, now_ms)
 
     def _on_error(self, call: PutRecordsCall, error: AnabranchError, now_ms: int) -> None:
         if isinstance(error, ServiceError):
@@ -421,16 +415,16 @@ class StreamWriter(Generic[R]):
             self._shard_map.clear()
             self._lanes.follow_map(now_ms)
         outcome = outcome_of_error(error)
-        if outcome is Outcome.CALL_INVALID:
+        if outcome == "call_invalid":
             for bundle in call.bundles:
                 bundle.entries_per_call_max = max(1, len(call.entries) // 2)
         self._on_whole_call(call, outcome, attempt, now_ms)
-        if outcome is Outcome.CALL_REFUSED:  # all unsent records would be refused too
+        if outcome == "call_refused":  # all unsent records would be refused too
             self._lanes.fail_unsent(list(self._lanes.active()), lambda _: True, attempt)
 
     def _on_whole_call(self, call: PutRecordsCall, outcome: Outcome, attempt: Attempt, now_ms: int) -> None:
         # Calls that fail together, or were sent before the last pause, count once.
-        if RETRY_TABLE[outcome].pause is Pause.STREAM and now_ms >= self._paused_until_ms:
+        if RETRY_TABLE[outcome].pause == "stream" and now_ms >= self._paused_until_ms:
             self._failures_in_a_row += 1
             self._paused_until_ms = now_ms + backoff_ms(
                 self._failures_in_a_row,
@@ -452,8 +446,7 @@ class StreamWriter(Generic[R]):
         if summary is not None:
             self._record_bytes_max = summary.record_bytes_max
             self._fitting_cost_bytes = _fitting_cost_bytes(summary.record_bytes_max)
-            if summary.record_distribution == "AUTO" and not self.is_auto:
-                self.is_auto = True
+            if summary.record_distribution == "AUTO" and self._lanes.predicts:
                 self.failures.blocks_keys = False
                 self._lanes.stop_ordering()
                 self._events.append(AggregationOff(stream=self.stream))
@@ -476,8 +469,8 @@ class StreamWriter(Generic[R]):
                 self._shard_map.request_refresh()
                 continue
             outcome = outcome_of_result(waiting.result, waiting.bundle, self._shard_map, now_ms)
-            if outcome is Outcome.WRITTEN_ELSEWHERE:
-                outcome = Outcome.WRITTEN_STRADDLING
+            if outcome == "written_elsewhere":
+                outcome = "written_straddling"
             self._apply_outcome(waiting.lane, waiting.bundle, outcome, waiting.result, waiting.attempt, now_ms)
 
     def on_listing_failed(self, error: AnabranchError, now_ms: int) -> WriteSteps:
@@ -486,7 +479,7 @@ class StreamWriter(Generic[R]):
         self._shard_map.fail(now_ms)
         awaiting_map, self._awaiting_map = self._awaiting_map, []
         for waiting in awaiting_map:
-            outcome = Outcome.WRITTEN_STRADDLING
+            outcome = "written_straddling"
             self._apply_outcome(waiting.lane, waiting.bundle, outcome, waiting.result, waiting.attempt, now_ms)
         self._news.listing_failed()
         self._events.append(ListingFailed(stream=self.stream, error=str(error)))
@@ -499,17 +492,17 @@ class StreamWriter(Generic[R]):
         now_ms: int, *, is_alone: bool = False,
     ) -> None:  # fmt: skip
         action = RETRY_TABLE[outcome]
-        if action.next is NextStep.AWAIT_MAP:
+        if action.next == "await_map":
             self._awaiting_map.append(_AwaitingMap(lane, bundle, result, attempt, now_ms))
             self._shard_map.request_refresh()
             return
-        if action.next is not NextStep.DELIVERED:
+        if action.next != "deliver":
             self._count_error(bundle, outcome, result, attempt)
         if action.maybe_written:
             bundle.maybe_written = True
-        if action.next is NextStep.DELIVERED:
+        if action.next == "deliver":
             self._deliver(lane, bundle, result, attempt)
-        elif action.next is NextStep.FAIL or (action.next is NextStep.BISECT and is_alone and len(bundle.records) == 1):
+        elif action.next == "fail" or (action.next == "bisect" and is_alone and len(bundle.records) == 1):
             self._lanes.fail(bundle, attempt)
             self._fail_followers(bundle.records, now_ms)
         else:
@@ -524,9 +517,9 @@ class StreamWriter(Generic[R]):
         if shard_id is None and bundle.predicted is not None:
             shard_id = bundle.predicted.shard_id
         code = attempt.code or LocalCode.WRONG_SHARD
-        for counted in [self._lanes.counted] + ([] if shard_id is None else [self._lanes.counted_of(shard_id)]):
+        for counted in [self._lanes.counted] + ([] if shard_id is None else [self._lanes.shards_counted[shard_id]]):
             counted.errors[code] = counted.errors.get(code, 0) + 1
-            counted.throttle_count += outcome is Outcome.ENTRY_THROTTLED
+            counted.throttle_count += outcome == "entry_throttled"
 
     def _deliver(self, lane: WriteLane, bundle: Bundle, result: PutRecordsResultEntry, attempt: Attempt) -> None:
         shard_id, sequence_number = result.shard_id, result.sequence_number
@@ -544,11 +537,11 @@ class StreamWriter(Generic[R]):
         self._lanes.deliver(bundle, shard_id, sequence_number)
 
     def _send_again(self, lane: WriteLane, bundle: Bundle, next_step: NextStep, now_ms: int, *, is_alone: bool) -> None:
-        if next_step is NextStep.REPACK:
+        if next_step == "repack":
             self._events.append(AggregateStraddled(stream=self.stream, record_count=len(bundle.records)))
-        if next_step is NextStep.REPACK or lane.is_retired:
+        if next_step == "repack" or lane.is_retired:
             self._lanes.requeue_first(list(bundle.records), bundle, now_ms)
-        elif next_step is NextStep.BISECT and is_alone:
+        elif next_step == "bisect" and is_alone:
             self._lanes.halve(lane, bundle, now_ms)
         else:
             lane.closed_bundles.appendleft(bundle)  # the same bytes
@@ -565,15 +558,15 @@ class StreamWriter(Generic[R]):
     # pauses
 
     def _pause(self, lane: WriteLane, bundle: Bundle, result: PutRecordsResultEntry, pause: Pause, now_ms: int) -> None:
-        if pause is Pause.STREAM or pause is Pause.NONE:
+        if pause in {"stream", "none"}:
             return
         shard_id = refused_shard_id(result.error_message)
         if shard_id is None and bundle.predicted is not None:
             shard_id = bundle.predicted.shard_id
         pace = self._lanes.known_pace(shard_id) or lane.queue.pace
-        if pause is not Pause.SHARD:
+        if pause != "shard":
             (self._refused_share if pace is None else pace.refused_share).add_refused()
-            is_throttled = pause is Pause.SHARD_IF_MOST_THROTTLED
+            is_throttled = pause == "shard_if_most_throttled"
             self._refused.setdefault(pace, []).append(_Refused(shard_id, is_throttled, len(bundle.attempts)))
         elif pace is not None:
             pace.pause(now_ms, self._entropy)

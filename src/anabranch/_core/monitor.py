@@ -35,7 +35,7 @@ RETENTION_SHARE: Final = 0.25
 STORE_AWAY_AFTER_MS: Final = 2_000
 """Shorter outages are not reported."""
 EARLY_MS: Final = 100
-"""A check that comes this much too early still ends the period."""
+"""A check may come this much early and still end the period."""
 
 UNHANDLED_STATES: Final = frozenset({"orphaned", "unowned", "stopped"})
 
@@ -62,7 +62,7 @@ class AlertState:
         """Of this period."""
         self._breach_count = 0
         self._since_ms: int | None = None
-        """Since when it is on; None if it is off."""
+        """When it fired; None if it is clear."""
 
     def observe(self, lag: Lag | None, now_ms: int, *, has_shards: bool = True) -> AlertEvent | None:
         """`lag` is None if there is no shard, or nothing is known yet."""
@@ -118,7 +118,7 @@ class FleetLag:
 
     def __init__(self) -> None:
         self._unhandled_ms: dict[tuple[str, str], int] = {}
-        """Since when."""
+        """Unhandled shards, and since when they are."""
 
     def observe(self, status: FleetStatus, now_ms: int) -> Lag | None:
         """None if no lag is known."""
@@ -243,17 +243,18 @@ class RunMonitor:
     # conditions that last
 
     def _still_stopped(self, shards: Sequence[ShardState], now_ms: int) -> list[Event]:
-        stopped = {
-            (shard.stream, shard.shard_id): shard for shard in shards if isinstance(shard.reason, StoppedAtRecord)
-        }
-        self._stopped_ms = {key: self._stopped_ms.get(key, now_ms) for key in stopped}
         events: list[Event] = []
-        for key, shard in stopped.items():
-            if now_ms >= self._stopped_ms[key] + STILL_STOPPED_EVERY_MS and shard.reason is not None:
-                self._stopped_ms[key] = now_ms
-                events.append(
-                    ShardStillStopped(stream=shard.stream, shard_id=shard.shard_id, reason=shard.reason, lag=shard.lag)
-                )
+        stopped_ms: dict[tuple[str, str], int] = {}
+        for shard in shards:
+            stream, shard_id, reason = shard.stream, shard.shard_id, shard.reason
+            if not isinstance(reason, StoppedAtRecord):
+                continue
+            since_ms = self._stopped_ms.get((stream, shard_id), now_ms)
+            if now_ms >= since_ms + STILL_STOPPED_EVERY_MS:
+                since_ms = now_ms
+                events.append(ShardStillStopped(stream=stream, shard_id=shard_id, reason=reason, lag=shard.lag))
+            stopped_ms[stream, shard_id] = since_ms
+        self._stopped_ms = stopped_ms
         return events
 
     def _retention(self, shards: Sequence[ShardState]) -> list[Event]:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from anabranch.letters import Failure, Letter
 
 CUT_OFF_MAX: Final = 3
-"""In how many redrives of a letter the process may die before the letter counts as failed."""
+"""If the process died in this many redrives of a letter, the letter counts as failed."""
 KILLED: Final = Failure(
     error_type="ProcessDied",
     message="the process died, or was killed, in each of three redrives of this letter",

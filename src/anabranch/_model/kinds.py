@@ -39,7 +39,7 @@ def check_types(given: Mapping[str, object], kinds: Mapping[str, Any]) -> list[s
 
 
 def check_field_types(settings: object, *, but: Collection[str] = ()) -> list[str]:
-    """Like `check_types`, for an object whose class declares its fields, without those named in `but`."""
+    """Like `check_types`, for the fields that the object's class declares, except those named in `but`."""
     kinds = {name: kind for name, kind in get_type_hints(type(settings)).items() if name not in but}
     return check_types({name: getattr(settings, name) for name in kinds}, kinds)
 
@@ -87,7 +87,7 @@ def _one_of(kind: Any) -> str:
 
 
 def _place(value: object, choices: Sequence[Any]) -> str:
-    """Where settings belong, if a field of an expected class has their type."""
+    """If an expected class has a field for the value: the right way to pass it."""
     if is_dataclass(value):
         for choice in choices:
             fields = get_type_hints(choice) if is_dataclass(choice) else {}

@@ -53,11 +53,11 @@ class BatchLane:
         self._size = 0
         """How many records the current piece has; 0 if the next one is not handed out yet."""
         self._halves: list[int] = []
-        """The sizes of the pieces that follow the current one, the next one last. What they do not cover is one more
+        """The sizes of the pieces after the current one, in reverse order. Records that they do not cover are the last
         piece.
         """
         self._was_retried = False
-        """Whether the batch was already handed out whole a second time, since a record of it was last finished."""
+        """Whether the batch was retried whole since one of its records was last finished."""
         self._retry_at_ms: int | None = None
         """When the current piece is due again; None while it is handled."""
         self._stopped = False

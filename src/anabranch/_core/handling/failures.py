@@ -1,8 +1,8 @@
 """What follows a failed handler call: one decision, made from the policy, the work and the error.
 
 A record is tried again, or gets the policy's last step: its shard stops there, it is skipped, or it goes to the dead
-letters. A payload that does not decode gets the last step at once. Too many last steps look like an outage, and stop
-the shard instead (rule D9).
+letters. A payload that does not decode gets the last step at once. If too many records are skipped or dead-lettered, it
+looks like an outage, and the shard stops instead (rule D9).
 """
 
 from collections import deque
@@ -60,7 +60,7 @@ Decision: TypeAlias = RetryAt | LastStep
 
 
 class OutageGuard:
-    """Tells an outage from bad records, by the records of one shard that get the policy's last step (rule D9)."""
+    """Tells an outage from bad records: counts the records of one shard that are skipped or dead-lettered (rule D9)."""
 
     def __init__(self) -> None:
         self._at_ms: deque[int] = deque()
@@ -150,7 +150,7 @@ def last_step(policy: Retry, stop: StoppedByHandler | StoppedByPayload, situatio
 
 
 def root_error(error: BaseException) -> BaseException:
-    """The error to report. `raise BatchFailure(...) from error` only names the records: for it, this is the cause."""
+    """The error to report: of `raise BatchFailure(...) from error`, which only names the records, the cause."""
     cause = error.__cause__
     if not isinstance(error, BatchFailure) or cause is None or type(cause).__name__ == "_RemoteTraceback":
         return error  # a traceback from another process, as text, is not a cause

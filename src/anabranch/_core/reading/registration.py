@@ -1,8 +1,8 @@
-"""How a fleet comes to one registered consumer per stream, and how the last worker removes it (rule F5).
+"""How a fleet agrees on one registered consumer per stream, and when its last worker removes it (rule F5).
 
-The stream's row says what the application believes, DescribeStreamConsumer what there is. One table decides the next
-step from both. Every write of the row is conditional on its version, so workers that start together agree; one
-that loses a write reads the row again.
+The stream's row has the consumer as the application knows it; DescribeStreamConsumer returns its present state. One
+table derives the next step from both. Every write of the row is conditional on its version, so workers that start
+together agree; one that loses a write reads the row again.
 """
 
 import re

@@ -11,8 +11,9 @@ STEP_SECONDS: Final = 5.0
 class ServiceClock:
     """Estimates the service's time from its responses. Ages of records are measured with it.
 
-    A response's date has whole seconds, and its time on the way is unknown. Each sample is at most the true time, so
-    the largest counts. It decays slowly, because two clocks may drift apart. A clock that was set replaces it at once.
+    A response's date has whole seconds, and its time on the way is unknown. So a sample is never ahead of the true
+    time, and the largest offset is the best estimate. It decreases slowly, because two clocks may drift apart. If a
+    clock was set, the next sample replaces it at once.
     """
 
     def __init__(self) -> None:
@@ -39,7 +40,7 @@ would report a loss at its next read: the horizon moves between two reads, and K
 
 
 class TrimHorizon:
-    """The trim horizon of one stream, shared by the readers of all its shards. Times are by the service's clock.
+    """The trim horizon of one stream, by the service's clock.
 
     Kinesis does not report that records were trimmed before they were read: a slow reader just continues at the trim
     horizon. So each reader keeps the arrival time up to which it has read everything, and compares it with the horizon.

@@ -106,8 +106,8 @@ SPREAD_MAX_MS: Final = 3_000
 
 
 def first_at_ms(now_ms: int, last_at_ms: int | None, entropy: Entropy) -> int:
-    """When a new owner subscribes. First subscriptions are spread, so that renewals do not come together (rule F4). A
-    shard that comes alone does not wait. `last_at_ms`: the latest time that was given to another shard.
+    """When a new owner subscribes. First subscriptions are spread over time, so that renewals are too (rule F4). A
+    single shard does not wait. `last_at_ms`: the latest time that was given to another shard.
     """
     if last_at_ms is None or (at_ms := last_at_ms + SPREAD_STEP_MS) <= now_ms:
         return now_ms
@@ -159,7 +159,7 @@ class Subscription:
         """In a row, without an event."""
         self._continuation: int | None = None
         self._rejected_count = 0
-        """How many of the possible positions the service rejected, from the best on."""
+        """How many of the possible starting positions the service rejected. They are tried from the best on."""
         self._called_at_ms: int | None = None
         self._accepted_at_ms: int | None = None
         self._listens_since_ms: int | None = None
@@ -255,23 +255,20 @@ class Subscription:
             case "in_use":
                 self._poll(SubscriptionInUse(error=error), now_ms, IN_USE_RETRY_MS)
             case "throttled":
-                self.failure_count += 1
-                reason = SubscriptionFailing(error=error, failure_count=self.failure_count)
+                pause_ms = self._next_pause_ms(entropy)
+                self.reason = SubscriptionFailing(error=error, failure_count=self.failure_count)
                 if was_active:  # a KMS error: polling would get it, too
-                    self.reason = reason
-                    self._retry(now_ms, self._pause_ms(entropy))
+                    self._retry(now_ms, pause_ms)
                 else:
-                    self._poll(reason, now_ms, self._pause_ms(entropy))
+                    self._poll(self.reason, now_ms, pause_ms)
             case "denied":
                 self._poll(SubscriptionDenied(error=error), now_ms, POLLED_MS)
             case "key_denied":
-                self.failure_count += 1
                 self.reason = StreamKeyDenied(error=error)
-                self._retry(now_ms, self._pause_ms(entropy))
+                self._retry(now_ms, self._next_pause_ms(entropy))
             case "missing":
-                self.failure_count += 1
-                reason_missing = ConsumerMissing(consumer=self._consumer_name, error=error)
-                self._poll(reason_missing, now_ms, self._pause_ms(entropy))
+                missing = ConsumerMissing(consumer=self._consumer_name, error=error)
+                self._poll(missing, now_ms, self._next_pause_ms(entropy))
             case "rejected":
                 self._reject(error, now_ms, entropy)
 
@@ -294,15 +291,16 @@ class Subscription:
             self._fail(error, now_ms, entropy)
 
     def _fail(self, error: str, now_ms: int, entropy: Entropy) -> None:
-        self.failure_count += 1
+        pause_ms = self._next_pause_ms(entropy)
         self.reason = SubscriptionFailing(error=error, failure_count=self.failure_count)
         if self.failure_count >= POLLED_AFTER_FAILURES:
-            self._poll(self.reason, now_ms, self._pause_ms(entropy))
+            self._poll(self.reason, now_ms, pause_ms)
         else:
-            self._retry(now_ms, self._pause_ms(entropy))
+            self._retry(now_ms, pause_ms)
 
-    def _pause_ms(self, entropy: Entropy) -> int:
-        """2 s, doubling to 60 s, and up to a tenth more (rule F7)."""
+    def _next_pause_ms(self, entropy: Entropy) -> int:
+        """Counts a failure. 2 s, doubling to 60 s, and up to a tenth more (rule F7)."""
+        self.failure_count += 1
         more = 1 + JITTER
         return backoff_ms(
             self.failure_count, entropy, first_ms=FIRST_PAUSE_MS * more, max_ms=PAUSE_MAX_MS * more, min_share=1 / more

@@ -141,19 +141,17 @@ def was_taken(row: LeaseRow) -> bool:
     return row.epoch > 0 or row.is_finished or row.checkpoint.watermark is not None
 
 
-def deleted_shards(rows: Iterable[LeaseRow]) -> Ids:
+def deleted_shards(rows: Sequence[LeaseRow]) -> Ids:
     """Shards whose rows somebody has deleted (rule L18). The fleet itself keeps the row of a parent until its child has
     been taken, and that of a child while its finished parent has one (rule S6).
     """
-    named = {row.key.shard_id: row for row in rows}
-    expected = [
-        shard_id
-        for row in named.values()
-        for shard_id in (
-            *(() if was_taken(row) else row.waits_for),
-            *(() if row.finish is None else row.finish.children),
-        )
-    ]
+    named = {row.key.shard_id: None for row in rows}
+    expected: list[str] = []
+    for row in rows:
+        if not was_taken(row):
+            expected += row.waits_for
+        if row.finish is not None:
+            expected += row.finish.children
     return {shard_id: None for shard_id in expected if shard_id not in named}
 
 
@@ -179,12 +177,11 @@ def ancestors_by_keys(graph: ShardGraph, shard_id: str, rows: Iterable[LeaseRow]
 
 
 class RowsByKeys:
-    """Finds the rows that share hash keys with a shard without a look at all of them, for streams of thousands."""
+    """Finds the rows that share hash keys with a shard, without a scan of all rows: a stream may have thousands."""
 
     def __init__(self, rows: Iterable[LeaseRow]) -> None:
-        ranged = ((row.hash_key_range, number, row) for number, row in enumerate(rows))
         self._rows = sorted(
-            ((keys, number, row) for keys, number, row in ranged if keys is not None), key=lambda entry: entry[:2]
+            (row.hash_key_range, number, row) for number, row in enumerate(rows) if row.hash_key_range is not None
         )
         self._starts = [keys.start for keys, _, _ in self._rows]
         self._highest = list(accumulate((keys.end for keys, _, _ in self._rows), max))
@@ -192,12 +189,14 @@ class RowsByKeys:
 
     def near(self, keys: HashKeyRange | None) -> list[LeaseRow]:
         """In the order in which they were given."""
+        if keys is None:
+            return []
         found = []
-        index = -1 if keys is None else bisect_right(self._starts, keys.end) - 1
-        while keys is not None and index >= 0 and self._highest[index] >= keys.start:
+        for index in range(bisect_right(self._starts, keys.end) - 1, -1, -1):
+            if self._highest[index] < keys.start:
+                break
             if overlaps(self._rows[index][0], keys):
                 found.append(self._rows[index])
-            index -= 1
         return [row for _, _, row in sorted(found, key=lambda entry: entry[1])]
 
 
@@ -228,15 +227,13 @@ _UNKNOWN: Final = float("-inf")
 def unread_since(
     graph: ShardGraph, shard_id: str, rows: Iterable[LeaseRow], with_rows: Collection[str]
 ) -> float | None:
-    """From which time on a shard still has to be read (rule T4), by the service's clock; None if unknown.
-
-    Everything before that time was read in the shards before it. Later records are in this shard, or were in a shard
-    between them that was opened, closed and trimmed unseen. Such a shard has no row, so the first shard after it
-    reports the loss. `rows` are all rows of the stream and generation; `with_rows` are the shards that have a row, or
-    will have one before this shard does.
+    """From which time on a shard still has to be read (rule T4), by the service's clock; None if unknown. Everything
+    before was read in earlier shards. `rows` are all rows of the stream and generation; `with_rows` are the shards that
+    have a row, or will have one before this shard does.
 
     - A parent with a row reports its own losses, and covers its hash keys up to the start of the child.
-    - For a parent without a row, the latest row counts for each hash key, and the earliest of those for the shard.
+    - A parent without a row was opened, closed and trimmed unseen, so this shard reports its losses: the latest row
+      counts for each hash key, and the earliest of those for the shard.
     - Hash keys that are in no row were never read: no loss is reported for them.
     - Rows of later shards do not count, even if they were read before a shard that was found late.
     """

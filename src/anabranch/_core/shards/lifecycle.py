@@ -1,31 +1,16 @@
 """When a lease is created, when its shard may start, what its end creates, and when its row can be deleted.
 
-The start of a stream, and missing leases:
-- `latest` is fixed at the first start, once for all workers, at five seconds before the service's time (rule T1).
-  Arrival times are not exact: a few older records may be delivered, but none is lost.
-- In scope are the shards that ended at or after the origin; `listing_filter` makes the service return exactly those.
-  Roots are shards in scope whose parents are not. They must divide the hash keys into adjacent ranges; otherwise the
-  listing is repeated (rule T2).
+The rules are S1 to S7, T1, T2 and L18. What the code adds to them:
+
 - A shard needs a new lease only if no lease accounts for it. An unfinished lease accounts for all its descendants,
   because its end creates their leases. Any lease accounts for its ancestors, which were finished earlier or lie before
-  the origin (rule S6).
+  the origin. A deleted row accounts for nothing, unless the shard is known to be finished.
 - Of the shards without a lease that accounts for them, the oldest generation gets leases. The rest follows from their
   ends.
-- A deleted row accounts for nothing. Its shard is read again, unless the lease of a shard that came after it was taken:
-  then it was finished (rule L18).
-
-The start and the end of a shard:
-- When a lease is created, it names the parents that have a row (rule S1). Its shard may start when each of them is
-  finished. A parent's row stays until the shard was taken: if it is missing before, somebody has deleted it, and the
-  shard waits (rule L18). Neither a shard listing nor `max_shards` lets it start earlier (rule S7).
 - A parent of a merged shard may have no row *yet*, because its own parent is still being read. That parent's row is
   created first. Otherwise the child would start before it.
-- A shard is marked as finished only after the rows of its children exist (rule S4). If the known children do not cover
-  its hash keys, some are missing: the shard stays unfinished and reports why.
-- If the service no longer knows a shard, the shard was trimmed, unless the stream is a different one (rule S3). The
-  heirs of a trimmed shard are the oldest remaining shards that do not descend from another lease. They wait for it,
+- The heirs of a trimmed shard are the oldest remaining shards that do not descend from another lease. They wait for it,
   because its owner may still handle records.
-- The member that finishes the last parent of a child takes the child at once.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -49,14 +34,7 @@ from anabranch._core.shards.graph import (
 )
 from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.leases import RESTORED_VERSION_MIN, Checkpoint, Finish, LeaseKey, LeaseRow, StreamRow
-from anabranch._model.streams import (
-    TRIM_HORIZON,
-    Shard,
-    ShardFilter,
-    StartingPosition,
-    at_timestamp,
-    parse_stream,
-)
+from anabranch._model.streams import TRIM_HORIZON, Shard, ShardFilter, StartingPosition, at_timestamp, parse_stream
 from anabranch._wire.messages import StreamSummary
 from anabranch.errors import ConfigurationError
 
@@ -87,9 +65,7 @@ def propose_stream(summary: StreamSummary, start: Start, wall_seconds: float) ->
         arn=summary.arn,
         created_seconds=summary.created_seconds,
         origin=pin(
-            start,
-            server_seconds=summary.server_seconds or wall_seconds,
-            created_seconds=summary.created_seconds,
+            start, server_seconds=summary.server_seconds or wall_seconds, created_seconds=summary.created_seconds
         ),
     )
 
@@ -179,8 +155,8 @@ def _surely_finished(graph: ShardGraph, rows: Sequence[LeaseRow]) -> Ids:
 
 
 def first_version(waits_for: Collection[str], rows: Iterable[LeaseRow]) -> int:
-    """Where the version of a new row starts: at 0, but above all versions that a deleted row may have had, if a row
-    that it waits for was restored (rule L18).
+    """The first version of a new row: 0, or, if a row that it waits for was restored, above all versions that a deleted
+    row can have had (rule L18).
     """
     versions = [row.version for row in rows if row.key.shard_id in waits_for]
     return max((version for version in versions if version >= RESTORED_VERSION_MIN), default=0)
@@ -358,11 +334,7 @@ def plan_trimmed(
         if not had_row(heir, [*others, trimmed])  # else its row was deleted, and somebody may hold it (rule L18)
     ]
     heirs = tuple(
-        replace(
-            heir,
-            waits_for=tuple(sorted({row.key.shard_id, *heir.waits_for})),
-            start=TRIM_HORIZON,
-        )
+        replace(heir, waits_for=tuple(sorted({row.key.shard_id, *heir.waits_for})), start=TRIM_HORIZON)
         for heir in uncovered
     )
     with_rows = {other.key.shard_id for other in others}

@@ -1,8 +1,8 @@
 """How fast we write to one shard: two token buckets with one adaptive rate.
 
-A shard takes 1,000 records and 1 MiB a second (GUIDE, quotas). `shard_share` is our part of that, and either can have
-a lower limit of its own. The rate starts there and recovers by a twentieth of it per second. Refused records lower it
-in two ways:
+A shard takes 1,000 records and 1 MiB a second (GUIDE, quotas). `shard_share` is our part of that, and records and bytes
+can each have a lower limit. This is the full rate. Refused records lower it in two ways, and it recovers by 5 % of the
+full rate per second.
 
 - Each refused record lowers the rate by its share of the recently sent records. With one refused record in fifty the
   rate stays the same; with one in five it falls by a third within a second. The record is sent again at once.

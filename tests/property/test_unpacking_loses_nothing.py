@@ -37,7 +37,7 @@ def expected(units, after, shard, policy):
                 yield (number, -1), unit, False
             continue
         subs, marked = unit
-        hash_keys = [md5_hash_key(key) if explicit is None else int(explicit) for key, _, explicit in subs]
+        hash_keys = [md5_hash_key(sub[0]) if len(sub) == 2 else int(sub[2]) for sub in subs]
         strays = [shard is not None and hash_key not in shard for hash_key in hash_keys]
         if any(strays) and (policy == "skip" or (policy == "by_writer" and marked)):
             continue

@@ -183,9 +183,7 @@ class MemoryKinesis:
         return sorted(found)
 
     def split(self, name="orders"):
-        shard = max(
-            (s for s in self.shards(name) if s.is_open), key=lambda s: s.hash_key_range.end - s.hash_key_range.start
-        )
+        shard = max((s for s in self.shards(name) if s.is_open), key=lambda s: s.hash_key_range.size)
         middle = sum(shard.hash_key_range) // 2
         self.call("SplitShard", StreamName=name, ShardToSplit=shard.shard_id, NewStartingHashKey=str(middle))
 

@@ -68,6 +68,10 @@ class HashKeyRange(NamedTuple):
     def __contains__(self, key: object) -> bool:
         return isinstance(key, int) and self.start <= key <= self.end
 
+    @property
+    def size(self) -> int:
+        return self.end - self.start + 1
+
     def is_adjacent_to(self, other: "HashKeyRange") -> bool:
         return self.end + 1 == other.start or other.end + 1 == self.start
 

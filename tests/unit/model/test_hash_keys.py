@@ -57,6 +57,7 @@ def test_a_range_includes_both_its_ends():
     range_ = HashKeyRange(10, 20)
     assert [key in range_ for key in (9, 10, 20, 21)] == [False, True, True, False]
     assert "10" not in range_
+    assert range_.size == 11
 
 
 def test_ranges_that_touch_are_adjacent_in_either_order():

@@ -5,7 +5,7 @@ has no more records, or when the budget has no room to read more. The next batch
 `async for` uses batches too, and finishes them record by record.
 
 A batch that failed is handed out whole once more, and then in halves, until the record that fails is alone (rule D11).
-Only a record that is alone uses up its attempts. What was handed out is one *piece* of the batch; the others wait.
+Attempts count only for a record that is alone. What is handed out is a *piece* of the batch; the other pieces wait.
 """
 
 from collections import deque

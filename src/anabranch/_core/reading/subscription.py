@@ -90,7 +90,7 @@ PAUSE_MAX_MS: Final = 60_000
 JITTER: Final = 0.1
 POLLED_AFTER_FAILURES: Final = 3
 BREAKS_MS: Final = 120_000
-"""Subscriptions that break after events count as failures if they do so that often within this time. Three half-open
+"""If that many subscriptions break within this time, it is a failure even if each had events. Three half-open
 connections in a row take 90 s.
 """
 POLLED_MS: Final = 300_000
@@ -273,7 +273,7 @@ class Subscription:
                 self._reject(error, now_ms, entropy)
 
     def _reject(self, error: str, now_ms: int, entropy: Entropy) -> None:
-        """A continuation that was not sent cannot be rejected: then the last record was."""
+        """Counts two positions if there was no continuation: then the last record's position was rejected."""
         self._rejected_count += 1 if self._continuation is not None or self._rejected_count else 2
         self._continuation = None
         if self.positions_are_used_up:

@@ -1,6 +1,6 @@
 """When a lease is created, when its shard may start, what its end creates, and when its row can be deleted.
 
-The rules are S1 to S7, T1, T2 and L18. What the code adds to them:
+This module follows rules S1 to S7, T1, T2 and L18. What it adds to them:
 
 - A shard needs a new lease only if no lease accounts for it. An unfinished lease accounts for all its descendants,
   because its end creates their leases. Any lease accounts for its ancestors, which were finished earlier or lie before
@@ -196,8 +196,8 @@ def _lease(
 ) -> LeaseRow:
     parents = graph.parents(shard_id)
     near = by_keys.near(graph.hash_key_range(shard_id))
-    # Ancestors by hash keys count too, because shards between them may have been trimmed unseen. They are finished, or
-    # their ends would create this lease; but its fence tokens must go above theirs (rule U3).
+    # Ancestors by hash keys count too, because shards between them may have been trimmed unseen. They are finished:
+    # otherwise their ends would create this lease. But its fence tokens must be above theirs (rule U3).
     before = [row.key.shard_id for row in ancestors_by_keys(graph, shard_id, near)]
     waits_for = tuple(sorted({name for name in (*parents, *before) if name in by_id}))
     # A shard with a parent in scope was created after the origin: read all of it.

@@ -106,7 +106,7 @@ class Bundle(msgspec.Struct, eq=False):
     cost_bytes: int = 0
     """How much of the buffer its records use."""
     due_ms: int = 0
-    """When an open bundle should be sent although its lane is busy."""
+    """From when on an open bundle is sent even if its lane is busy."""
     entry: PutRecordsEntry | None = None
     is_aggregate: bool = False
     entries_per_call_max: int = PUT_RECORDS_ENTRIES_MAX

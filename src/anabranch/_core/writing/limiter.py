@@ -29,7 +29,7 @@ PAUSE_MAX_MS: Final = 2_000
 SENT_LATELY_MS: Final = 500
 """With this and the increase, one refused record in forty does not lower the rate."""
 RECENT_RECORDS: Final = 6
-"""Four refused records in a row are most of them."""
+"""Four refused records in a row are enough for `is_most`."""
 
 
 class RefusedShare:

@@ -479,8 +479,8 @@ class StreamWriter(Generic[R]):
         self._shard_map.fail(now_ms)
         awaiting_map, self._awaiting_map = self._awaiting_map, []
         for waiting in awaiting_map:
-            outcome = "written_straddling"
-            self._apply_outcome(waiting.lane, waiting.bundle, outcome, waiting.result, waiting.attempt, now_ms)
+            lane, bundle = waiting.lane, waiting.bundle
+            self._apply_outcome(lane, bundle, "written_straddling", waiting.result, waiting.attempt, now_ms)
         self._news.listing_failed()
         self._events.append(ListingFailed(stream=self.stream, error=str(error)))
         return self._steps()

@@ -64,16 +64,13 @@ class MessageDecoder:
         return self._frame_bytes
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Message]:
-        """The messages that are complete now. The bytes are copied once: payloads refer to the copy."""
-        if not self._frame:
-            received: bytes | bytearray = bytes(data)
-        else:
-            self._frame += data
-            if len(self._frame) < max(self._frame_bytes, _PRELUDE.size):
-                return []
-            received, self._frame, self._frame_bytes = self._frame, bytearray(), 0
-        view, start = memoryview(received), 0
+        """The messages that are complete now. Their payloads refer to a copy of the bytes."""
+        self._frame += data
+        if len(self._frame) < max(self._frame_bytes, _PRELUDE.size):
+            return []
         messages: list[Message] = []
+        view, start = memoryview(self._frame), 0
+        self._frame_bytes = 0
         while len(view) - start >= _PRELUDE.size:
             total, headers_bytes = _read_prelude(view, start)
             if len(view) - start < total:
@@ -83,7 +80,8 @@ class MessageDecoder:
             headers = self._checked_headers(whole, headers_bytes)
             messages.append(Message(headers, whole[_PRELUDE.size + headers_bytes : -_CRC.size]))
             start += total
-        self._frame += view[start:]
+        if start:
+            self._frame = bytearray(view[start:])
         return messages
 
     def _checked_headers(self, whole: memoryview, headers_bytes: int) -> Mapping[str, str]:

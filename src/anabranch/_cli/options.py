@@ -168,7 +168,7 @@ def add_aws_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("AWS options", "defaults come from the standard AWS environment and profile")
     group.add_argument("--region", help="such as eu-west-1 (AWS_REGION)")
     group.add_argument("--profile", help="of the shared AWS configuration files (AWS_PROFILE)")
-    group.add_argument("--endpoint-url", metavar="URL", help="such as a local server's (AWS_ENDPOINT_URL_KINESIS)")
+    group.add_argument("--endpoint-url", metavar="URL", help="such as http://127.0.0.1:4567 (AWS_ENDPOINT_URL_KINESIS)")
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:

@@ -20,6 +20,8 @@ from anabranch._demo.audit import HandledRecord, PutRecord
 from anabranch._demo.peers import peer_names
 from anabranch._engine.writing.writer import Delivery
 from anabranch._model.leases import AppRow, LeaseRow
+from anabranch._model.streams import Shard, shard_index
+from anabranch._wire.bodies import decode_list_shards
 from anabranch.config import Aws
 from anabranch.errors import AnabranchError
 from anabranch.local import LocalKinesis
@@ -248,39 +250,39 @@ class Stage:
         actions[action]()
 
     def _split(self) -> None:
-        shards = self._open_shards()
-        shard = max(shards, key=lambda one: _end(one) - _start(one))
-        middle = (_start(shard) + _end(shard)) // 2
+        shard = max(self._open_shards(), key=lambda one: one.hash_key_range.size)
+        start, end = shard.hash_key_range
+        number = shard_index(shard.shard_id)
         self._reshard(
             "SplitShard",
-            f"split shard {_number(shard)}",
-            f"split {_number(shard)}",
-            ShardToSplit=shard["ShardId"],
-            NewStartingHashKey=str(middle),
+            f"split shard {number}",
+            f"split {number}",
+            ShardToSplit=shard.shard_id,
+            NewStartingHashKey=str((start + end) // 2),
         )
 
     def _merge(self) -> None:
-        shards = sorted(self._open_shards(), key=_start)
-        if len(shards) < 2:
+        shard_ids = [shard.shard_id for shard in sorted(self._open_shards(), key=lambda one: one.hash_key_range)]
+        if len(shard_ids) < 2:
             return
-        at = self._random.randrange(len(shards) - 1)
-        one, other = shards[at : at + 2]
+        at = self._random.randrange(len(shard_ids) - 1)
+        one, other = shard_ids[at : at + 2]
         self._reshard(
             "MergeShards",
-            f"merged shard {_number(one)} and shard {_number(other)}",
-            f"merged {_number(one)} + {_number(other)}",
-            ShardToMerge=one["ShardId"],
-            AdjacentShardToMerge=other["ShardId"],
+            f"merged shard {shard_index(one)} and shard {shard_index(other)}",
+            f"merged {shard_index(one)} + {shard_index(other)}",
+            ShardToMerge=one,
+            AdjacentShardToMerge=other,
         )
 
     def _reshard(self, operation: str, text: str, mark: str, **request: str) -> None:
-        before = {shard["ShardId"] for shard in self._all_shards()}
+        before = {shard.shard_id for shard in self._all_shards()}
         try:
             self._call(operation, **request)
         except LocalError as error:
             self._note(f"{operation} could not be done: {error}", "refused")
             return
-        new_shard_ids = tuple(shard["ShardId"] for shard in self._all_shards() if shard["ShardId"] not in before)
+        new_shard_ids = tuple(shard.shard_id for shard in self._all_shards() if shard.shard_id not in before)
         self._note(text, mark, label="a split" if operation == "SplitShard" else "a merge", shard_ids=new_shard_ids)
 
     def _kill(self) -> None:
@@ -324,9 +326,9 @@ class Stage:
         owners = {row.key.shard_id: _owner(row, members) for row in leases if not row.is_finished}
         finished = {row.key.shard_id for row in leases if row.is_finished}
         self.shards = [
-            ShardView(shard["ShardId"], _start(shard), _end(shard), owners.get(shard["ShardId"]), _is_open(shard))
+            ShardView(shard.shard_id, *shard.hash_key_range, owners.get(shard.shard_id), shard.is_open)
             for shard in self._all_shards()
-            if shard["ShardId"] not in finished
+            if shard.shard_id not in finished
         ]
 
     def _call(self, operation: str, **request: Any) -> dict[str, Any]:
@@ -334,12 +336,11 @@ class Stage:
             operation, {"StreamName": STREAM, **request}, now_ms=time.time_ns() // 1_000_000
         )
 
-    def _all_shards(self) -> list[dict[str, Any]]:
-        shards: list[dict[str, Any]] = self._call("ListShards")["Shards"]
-        return shards
+    def _all_shards(self) -> tuple[Shard, ...]:
+        return decode_list_shards(msgspec.json.encode(self._call("ListShards"))).shards
 
-    def _open_shards(self) -> list[dict[str, Any]]:
-        return [shard for shard in self._all_shards() if _is_open(shard)]
+    def _open_shards(self) -> list[Shard]:
+        return [shard for shard in self._all_shards() if shard.is_open]
 
     @property
     def handled_count(self) -> int:
@@ -358,22 +359,6 @@ class Stage:
         await self._store.close()
         await self._kinesis.stop()
         self._folder.cleanup()
-
-
-def _start(shard: dict[str, Any]) -> int:
-    return int(shard["HashKeyRange"]["StartingHashKey"])
-
-
-def _end(shard: dict[str, Any]) -> int:
-    return int(shard["HashKeyRange"]["EndingHashKey"])
-
-
-def _is_open(shard: dict[str, Any]) -> bool:
-    return "EndingSequenceNumber" not in shard["SequenceNumberRange"]
-
-
-def _number(shard: dict[str, Any]) -> int:
-    return int(shard["ShardId"].rpartition("-")[2])
 
 
 def _owner(row: LeaseRow, members: dict[str, Any]) -> str | None:

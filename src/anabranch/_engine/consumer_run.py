@@ -264,9 +264,7 @@ class ConsumerRun:
         self._fence_watch = FenceWatch(ports, scheduler, fleet, processor)
         discovery = self._discovery = ShardDiscovery(ports, fleet, plan.streams, plan.start, settings)
         checkpointer = self._checkpointer = Checkpointer(ports, fleet, settings.checkpoints, processor)
-        letters = self._letters = DeadLettering(
-            ports, fleet, checkpointer, processor.queue, changes, discovery.created_seconds_of
-        )
+        letters = self._letters = DeadLettering(ports, fleet, checkpointer, processor.queue, changes, discovery)
         drainer = self._drainer = Drainer(ports.clock, processor, letters.running)
         self._commands = Commands(ports, fleet, checkpointer, letters, changes, self.sessions)
         self._registration: FanOutRegistration | None = None
@@ -395,9 +393,9 @@ class ConsumerRun:
         await self.fleet.check_fleet()
         await self._discovery.prepare()
         await self._letters.check(self._discovery.retention_hours)
-        await self.fleet.join(self._discovery.stream_keys)
+        await self.fleet.join(tuple(self._discovery.streams))
         if self._registration is not None:
-            await self._registration.start(self._discovery.stream_keys)
+            await self._registration.start(self._discovery.streams)
         if plan.stop_conditions.is_set:
             self._discovery.list_soon()
         self.processor.start()
@@ -716,24 +714,17 @@ class ConsumerRun:
 
     def _add_session(self, holding: Holding) -> Session:
         settings, row = self._settings, holding.row
-        stream = self._discovery.stream_of(row.key)
+        stream = self._discovery.streams.get(row.key.stream_key)
         assert stream is not None, f"holds a lease of a stream that it does not read: {row.key}"
         unpacker = Unpacker(
-            stream.name,
+            stream.name.name,
             row.key.shard_id,
-            row.hash_key_range if self._discovery.is_placed_by_key(row.key) else None,
+            row.hash_key_range if stream.is_placed_by_key else None,
             settings.polling.misrouted,
             until_seconds=self._plan.until_seconds,
         )
-        session = Session(
-            holding,
-            stream,
-            unpacker,
-            self.processor.mode,
-            self._budget,
-            self._discovery.horizon_of(row.key),
-            self._service_clock,
-        )
+        mode, budget, service_clock = self.processor.mode, self._budget, self._service_clock
+        session = Session(holding, stream.name, unpacker, mode, budget, stream.horizon, service_clock)
         self.sessions[row.key] = session
         return session
 

@@ -6,7 +6,6 @@ the record's key or shard is stalled, and the reason says why.
 """
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,6 +15,7 @@ from anabranch._core.session import PendingLetter, Session
 from anabranch._engine.checkpointer import Checkpointer
 from anabranch._engine.clock import Alarm
 from anabranch._engine.fleet import Fleet
+from anabranch._engine.shard_discovery import ShardDiscovery
 from anabranch._engine.work_queue import Changes, WorkQueue
 from anabranch._model.streams import Position
 from anabranch._ports import LetterDestination, Ports
@@ -51,8 +51,7 @@ class DeadLettering:
     _checkpointer: Checkpointer
     _queue: WorkQueue
     _changes: Changes
-    _created_seconds_of: Callable[[Session], float]
-    """Returns when the session's stream was created."""
+    _discovery: ShardDiscovery
     _open: dict[tuple[Session, Position], _OpenLetter] = field(default_factory=dict)
     _last_ms: int | None = None
 
@@ -169,7 +168,7 @@ class DeadLettering:
         return make_letter(
             app=self._fleet.app.app,
             stream=session.stream.name,
-            stream_created_seconds=self._created_seconds_of(session),
+            stream_created_seconds=self._discovery.streams[session.key.stream_key].row.created_seconds,
             shard_id=session.shard_id,
             sequence_number=str(pending.position.sequence_number),
             sub_sequence_number=pending.position.sub_sequence_number,

@@ -194,7 +194,12 @@ class FanOutReader:
             shard.stream = await self._ports.kinesis.subscribe_to_shard(consumer.arn, session.shard_id, position)
             shard.accepted_ms, shard.is_silent = clock.now_ms(), False
             shard.made_seconds = shard.stream.server_seconds or 0.0
-            self._accept_subscription(shard)
+            was_polled = subscription.is_polled
+            subscription.accept(clock.now_ms())
+            self._watch(shard, shard.stream)
+            if was_polled:
+                self._polling.remove(session)
+                self._ports.emit(FanOutReturned(**session.names))
             await self._receive(shard, shard.stream)
         except READ_ERRORS as raised:
             error = raised
@@ -208,21 +213,11 @@ class FanOutReader:
         if isinstance(error, ServiceError):
             await self._repair(shard, error)
 
-    def _accept_subscription(self, shard: _SubscribedShard) -> None:
-        subscription, session = shard.subscription, shard.session
-        was_polled = subscription.is_polled
-        subscription.accept(self._ports.clock.now_ms())
-        self._watch(shard, shard.stream)
-        if was_polled:
-            self._polling.remove(session)
-            self._ports.emit(FanOutReturned(**session.names))
-
-    def _watch(self, shard: _SubscribedShard, stream: ShardSubscription | None) -> None:
+    def _watch(self, shard: _SubscribedShard, stream: ShardSubscription) -> None:
         """Closes the subscription if it was silent for too long; otherwise checks again later (rule F7)."""
-        silent_at_ms = shard.subscription.silent_at_ms
-        if shard.stream is not stream or stream is None:
+        if shard.stream is not stream:
             return
-        now_ms = self._ports.clock.now_ms()
+        silent_at_ms, now_ms = shard.subscription.silent_at_ms, self._ports.clock.now_ms()
         if silent_at_ms is not None and now_ms >= silent_at_ms:
             shard.is_silent = True
             self._interrupt(shard, silent=True)

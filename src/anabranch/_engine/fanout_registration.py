@@ -5,7 +5,7 @@ before it reads the registration, so a worker that removes the consumer sees it.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -66,7 +66,7 @@ class FanOutRegistration:
     def of(self, stream_key: str) -> FanOutConsumer:
         return self._consumers[stream_key]
 
-    async def start(self, stream_keys: tuple[str, ...]) -> None:
+    async def start(self, stream_keys: Iterable[str]) -> None:
         """Call after this worker has joined. Raises if fan-out cannot be used."""
         for stream_key in stream_keys:
             self._checks[stream_key] = CoalescedCall(partial(self._ensure, stream_key, look=True))

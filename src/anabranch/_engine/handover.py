@@ -11,7 +11,7 @@ from anabranch._core.session import Session
 from anabranch._engine.checkpointer import Checkpointer, Drainer
 from anabranch._engine.fleet import Fleet
 from anabranch._engine.processor import Processor
-from anabranch._model.leases import HandOffRequest, Stopped
+from anabranch._model.leases import HandOffRequest
 from anabranch._ports import Ports
 from anabranch.config import LeaseSettings
 from anabranch.events import HandOffForced, HandOffKept, ShardStopped
@@ -48,23 +48,18 @@ class ShardHandover:
             if finished_count != committed_count and await self._checkpointer.write(session) == "written":
                 if committed_count is None and session.state == "stopping":
                     session.report(stopped.reason)
-                    self._emit_stopped(session, stopped)
+                    event = ShardStopped(
+                        **session.names,
+                        reason=stopped.reason,
+                        position=None if stopped.position is None else str(stopped.position),
+                        partition_key=stopped.partition_key,
+                        exception=None if session.stopped is None else session.stopped.error,
+                    )
+                    self._ports.emit(event)
                 committed_count = finished_count
                 continue
             # The store is unreachable, or a call outlasts the deadline: what that finishes must be committed too.
             await clock.sleep_until_ms(clock.now_ms() + RETRY_MS)
-
-    def _emit_stopped(self, session: Session, stopped: Stopped) -> None:
-        error = None if session.stopped is None else session.stopped.error
-        self._ports.emit(
-            ShardStopped(
-                **session.names,
-                reason=stopped.reason,
-                position=None if stopped.position is None else str(stopped.position),
-                partition_key=stopped.partition_key,
-                exception=error,
-            )
-        )
 
     async def give(self, session: Session, request: HandOffRequest) -> bool:
         """Gives the lease to the member that asked for it. Returns False if the shard stays here."""
@@ -78,7 +73,7 @@ class ShardHandover:
             if session.state == "stopped":
                 self._fleet.keep(request.key)  # the shard has stopped, so it stays here
             return True
-        if left or not self._requester_is_live(request):
+        if left or not self._fleet.is_live(request.requester):
             self._fleet.keep(request.key)
             session.keep()
             if left:
@@ -100,14 +95,10 @@ class ShardHandover:
         session.report(CallsOutliveHandOff(to_member=request.requester, call_count=count))
         self._processor.interrupt(session)
         while left := await self._drainer.wait([session], clock.now_ms() + RETRY_MS):
-            wanted = self._is_still_requested(session, request) and self._requester_is_live(request)
+            wanted = self._is_still_requested(session, request) and self._fleet.is_live(request.requester)
             if self._fleet.is_draining or not wanted:
                 break
         return left
-
-    def _requester_is_live(self, request: HandOffRequest) -> bool:
-        """Whether the member that asked is still alive, as far as we know."""
-        return self._fleet.is_live(request.requester)
 
     def _is_still_requested(self, session: Session, request: HandOffRequest) -> bool:
         holding = session.holding

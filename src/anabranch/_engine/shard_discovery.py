@@ -36,7 +36,7 @@ from anabranch._core.shards.lifecycle import (
 from anabranch._engine.checkpointer import Checkpointer
 from anabranch._engine.clock import Alarm
 from anabranch._engine.fleet import Fleet
-from anabranch._model.leases import LeaseKey, LeaseRow, StreamRow
+from anabranch._model.leases import LeaseRow, StreamRow
 from anabranch._model.streams import AT_TRIM_HORIZON, TRIM_HORIZON, Shard, ShardFilter, StreamName
 from anabranch._ports import Ports
 from anabranch._wire.messages import StreamSummary
@@ -177,14 +177,14 @@ class _Settled(NamedTuple):
 
 
 @dataclass(eq=False, repr=False)
-class _Stream:
+class KnownStream:
     """A stream that this worker reads."""
 
     name: StreamName
     row: StreamRow
     horizon: TrimHorizon
     is_placed_by_key: bool
-    """False if the service chooses the shard of each record."""
+    """Whether the partition key decides the shard of a record, as is usual."""
     graph: ShardGraph = field(default_factory=ShardGraph)
     settled: _Settled | None = None
     """The last listing that needed no work."""
@@ -199,7 +199,7 @@ class ShardDiscovery:
     _wanted: tuple[StreamName, ...]
     _start: Start
     _settings: ConsumerSettings
-    _streams: dict[str, _Stream] = field(default_factory=dict)
+    streams: dict[str, KnownStream] = field(default_factory=dict)
     _checks: dict[str, CoalescedCall] = field(default_factory=dict)
     _is_inquiring: bool = False
     """Whether the last listing found leases without a row that somebody may still hold."""
@@ -209,41 +209,18 @@ class ShardDiscovery:
         self._listings = Alarm(self._ports.clock)
 
     @property
-    def stream_keys(self) -> tuple[str, ...]:
-        return tuple(self._streams)
-
-    def stream_of(self, key: LeaseKey) -> StreamName | None:
-        """None if this worker does not read the stream."""
-        stream = self._streams.get(key.stream_key)
-        return None if stream is None else stream.name
-
-    def horizon_of(self, key: LeaseKey) -> TrimHorizon:
-        return self._streams[key.stream_key].horizon
-
-    def created_seconds_of(self, session: Session) -> float:
-        """When the session's stream was created."""
-        return self._of(session).row.created_seconds
-
-    def _of(self, session: Session) -> _Stream:
-        return self._streams[session.key.stream_key]
-
-    @property
     def retention_hours(self) -> int:
         """The longest of its streams."""
-        return max((stream.horizon.retention_hours for stream in self._streams.values()), default=0)
-
-    def is_placed_by_key(self, key: LeaseKey) -> bool:
-        """Whether the partition key decides the shard of a record, as is usual."""
-        return self._streams[key.stream_key].is_placed_by_key
+        return max((stream.horizon.retention_hours for stream in self.streams.values()), default=0)
 
     @property
     def is_complete(self) -> bool:
         """Whether no listed shard lacks a row that it should have."""
-        return all(stream.is_complete for stream in self._streams.values())
+        return all(stream.is_complete for stream in self.streams.values())
 
     def list_soon(self) -> None:
         """Lists the shards now: a worker that stops by itself must not overlook one."""
-        for stream in self._streams.values():
+        for stream in self.streams.values():
             stream.is_complete = False
         self._listings.ring()
 
@@ -263,8 +240,8 @@ class ShardDiscovery:
         is_placed_by_key = summary.record_distribution != "AUTO"
         if not is_placed_by_key:
             self._ports.emit(KeysUnordered(stream=summary.name))
-        stream = _Stream(name, row, horizon, is_placed_by_key=is_placed_by_key)
-        self._streams[row.stream_key] = stream
+        stream = KnownStream(name, row, horizon, is_placed_by_key=is_placed_by_key)
+        self.streams[row.stream_key] = stream
         self._checks[row.stream_key] = CoalescedCall(partial(self._check_stream, stream))
 
     def _server_seconds(self, summary: StreamSummary) -> float:
@@ -293,7 +270,7 @@ class ShardDiscovery:
 
     async def _plan_end(self, session: Session) -> ShardEnd | None:
         """None if the children are unknown; the caller retries."""
-        stream = self._of(session)
+        stream = self.streams[session.key.stream_key]
         leases = await self._fleet.lease_rows(stream.row)
         if all(lease.key != session.key for lease in leases):
             return None  # the store lost this shard's row: this proves nothing, and the lease loop notices (rule L14)
@@ -337,7 +314,7 @@ class ShardDiscovery:
 
     async def on_gone(self, session: Session, error: ServiceError) -> None:
         """The service does not know the shard or the position. Checks whether the shard is really gone (rule S3)."""
-        await self._check_stream(self._of(session), error)
+        await self._check_stream(self.streams[session.key.stream_key], error)
         if not await self._is_gone(session.stream, session.shard_id):
             return
         await self._narrow_loss(session)
@@ -350,7 +327,7 @@ class ShardDiscovery:
 
     async def on_trimmed(self, session: Session) -> None:
         """Records may have been trimmed before they were read."""
-        await self._check_stream(self._of(session))
+        await self._check_stream(self.streams[session.key.stream_key])
         await self._narrow_loss(session)
         self._report_loss(session)
 
@@ -377,7 +354,7 @@ class ShardDiscovery:
         """
         if not session.is_unread_child:
             return
-        key, shard_id, stream = session.key, session.shard_id, self._of(session)
+        key, shard_id, stream = session.key, session.shard_id, self.streams[session.key.stream_key]
         if shard_id not in stream.graph.listed:
             listing = await list_all_shards(self._ports, session.stream, None)
             stream.graph = stream.graph.united(shards=listing)
@@ -396,7 +373,7 @@ class ShardDiscovery:
             if opened_after_horizon(graph, shard_id, [shard.shard_id for shard in listing], with_rows):
                 session.learn_read_through(horizon_seconds + HORIZON_MARGIN_SECONDS)
 
-    async def _check_stream(self, stream: _Stream, error: ServiceError | None = None) -> None:
+    async def _check_stream(self, stream: KnownStream, error: ServiceError | None = None) -> None:
         """Raises if the stream was deleted, or deleted and created again (rule S3)."""
         ports, row = self._ports, stream.row
         summary = await find_summary(ports, stream.name)
@@ -418,10 +395,8 @@ class ShardDiscovery:
         """Whether the service says that the shard does not exist. Any other response proves nothing."""
         try:
             await self._ports.kinesis.get_shard_iterator(stream, shard_id, TRIM_HORIZON)
-        except StreamNotFoundError:
-            return True
-        except AnabranchError:
-            pass
+        except AnabranchError as error:
+            return isinstance(error, StreamNotFoundError)
         return False
 
     # listing
@@ -430,14 +405,14 @@ class ShardDiscovery:
         """Lists the streams regularly. A listing only ever adds shards (rule S5)."""
         clock, interval_ms = self._ports.clock, round(self._settings.polling.listing_interval * 1000)
         next_ms = clock.now_ms() + interval_ms
-        failing: set[_Stream] = set()
+        failing: set[KnownStream] = set()
         """Those that could not be listed."""
         while True:
             now_ms = clock.now_ms()
             await self._listings.wait(min(next_ms, now_ms + INQUIRY_INTERVAL_MS) if self._is_inquiring else next_ms)
             self._is_inquiring = False
             is_due = clock.now_ms() >= next_ms
-            for stream in self._streams.values():
+            for stream in self.streams.values():
                 try:
                     await self._list_missing(stream, cleans_up=is_due)
                 except TRANSIENT as error:
@@ -451,14 +426,14 @@ class ShardDiscovery:
             if is_due:
                 next_ms = clock.now_ms() + interval_ms
 
-    async def _list_missing(self, stream: _Stream, *, cleans_up: bool) -> None:
+    async def _list_missing(self, stream: KnownStream, *, cleans_up: bool) -> None:
         listing = await self._list(stream, listing_filter(stream.row.origin))
         if self._is_settled(stream, listing):
             stream.is_complete = True
         else:
             await self._create_missing(stream, listing, cleans_up=cleans_up)
 
-    async def _list(self, stream: _Stream, shard_filter: ShardFilter | None) -> list[Shard]:
+    async def _list(self, stream: KnownStream, shard_filter: ShardFilter | None) -> list[Shard]:
         """A listing, used only if the stream is still the same after it."""
         try:
             listing = await list_all_shards(self._ports, stream.name, shard_filter)
@@ -468,7 +443,7 @@ class ShardDiscovery:
         await self._check_stream(stream)
         return listing
 
-    def _is_settled(self, stream: _Stream, listing: list[Shard]) -> bool:
+    def _is_settled(self, stream: KnownStream, listing: list[Shard]) -> bool:
         """Whether this listing needs no work, without reading all rows."""
         fleet, settled, stream_key = self._fleet, stream.settled, stream.row.stream_key
         if settled is None or any(key.stream_key == stream_key for key in fleet.vanished):
@@ -477,7 +452,7 @@ class ShardDiscovery:
             return False
         return settled.unfinished is None or settled.unfinished == fleet.unfinished(stream_key)
 
-    async def _create_missing(self, stream: _Stream, listing: list[Shard], *, cleans_up: bool) -> None:
+    async def _create_missing(self, stream: KnownStream, listing: list[Shard], *, cleans_up: bool) -> None:
         row, planner = stream.row, self._fleet.member_id
         leases = await self._fleet.lease_rows(row)
         if not leases and not self._fleet.is_read(row.stream_key):
@@ -528,7 +503,7 @@ class ShardDiscovery:
         # A worker that started while the row was missing does not know that the shard had stopped before (rule D4).
         return replace(known, owner=None, stopped=None, version=seconds, epoch=0, waits_for=lease.waits_for)
 
-    async def _clean_up(self, stream: _Stream, graph: ShardGraph, leases: list[LeaseRow]) -> None:
+    async def _clean_up(self, stream: KnownStream, graph: ShardGraph, leases: list[LeaseRow]) -> None:
         """Removes finished rows once the service proves that their shards are gone (rules S3, S6)."""
         if not any(lease.is_finished for lease in leases):
             return

@@ -13,16 +13,6 @@ from anabranch._model.leases import WORKER_ID_BYTES_MAX
 from anabranch.budget import READ_RESERVE_BYTES, Budget
 from anabranch.limits import SHARD_WRITE_BYTES_PER_SECOND, SHARD_WRITE_RECORDS_PER_SECOND
 
-__all__ = [
-    "Aws",
-    "CheckpointSettings",
-    "ConsumerSettings",
-    "FanOutSettings",
-    "LeaseSettings",
-    "PollingSettings",
-    "ProducerSettings",
-]
-
 _REGION = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+")
 _CONSUMER_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 _CONSUMER_ARN = re.compile(r"arn:aws[a-z-]*:kinesis:[a-z0-9-]+:[0-9]{12}:stream/[^/]+/consumer/[^/:]+:[0-9]+")

@@ -18,17 +18,6 @@ from anabranch._model.streams import BEFORE_FIRST_SUB
 from anabranch.errors import CodecError, DeadLetterError
 from anabranch.records import Record
 
-__all__ = [
-    "Failure",
-    "Letter",
-    "decode_letter",
-    "encode_letter",
-    "fingerprint",
-    "idempotency_key",
-    "make_letter",
-    "stream_order",
-]
-
 SCHEMA_VERSION: Final = 1
 
 _FRAMES_MAX: Final = 8  # the innermost ones say where it failed; the outer ones are ours

@@ -10,8 +10,6 @@ from typing import Any, cast
 
 from anabranch._model.kinds import check_field_types, refuse
 
-__all__ = ["DeadLetter", "Retry", "Skip", "Stop"]
-
 
 @dataclass(frozen=True, slots=True)
 class Stop:

@@ -56,20 +56,9 @@ class SyncProducer(Generic[T]):
         metrics: Sequence[Exporter] = (),
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
-        self._make: Callable[[], Producer[bytes]] = partial(
-            Producer,
-            stream,
-            order=order,
-            aggregate=aggregate,
-            linger=linger,
-            delivery_timeout=delivery_timeout,
-            buffer_bytes=buffer_bytes,
-            on_undelivered=on_undelivered,
-            settings=settings,
-            aws=aws,
-            metrics=metrics,
-            on_event=on_event,
-        )
+        given = {**locals()}
+        del given["self"], given["encode"]  # values are encoded here: the `Producer` gets bytes
+        self._make: Callable[[], Producer[bytes]] = partial(Producer, **given)
         self._producer = self._make()
         """Runs in the thread, from the first put on."""
         self._stream = stream

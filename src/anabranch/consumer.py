@@ -37,7 +37,7 @@ from anabranch._engine.handler_calls import HandlerCall, HandlerOptions
 from anabranch._engine.signals import stop_on_signals
 from anabranch._engine.stop_conditions import StopConditions
 from anabranch._event_loops import read_on, running_loop
-from anabranch._model.kinds import check_arguments, refuse
+from anabranch._model.kinds import check_arguments, check_seconds, refuse
 from anabranch._model.leases import WORKER_ID_BYTES_MAX, AppRow
 from anabranch._model.streams import StreamName, parse_stream
 from anabranch._ports import LeaseStore, LetterDestination, Ports
@@ -511,6 +511,7 @@ class Consumer(Generic[T]):
         loop body it acknowledges the current record, unless an error is being handled; after the loop it does not.
         If nothing has run yet, the first run or loop ends before it starts.
         """
+        check_seconds("deadline", deadline)
         if deadline is None:
             deadline = self._settings.leases.drain_deadline
         run = self._consumer_run

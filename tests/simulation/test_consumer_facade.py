@@ -81,6 +81,24 @@ def test_status_works_before_and_after_a_loop_and_shows_shards_in_it():
 # stop
 
 
+@pytest.mark.parametrize("seconds", ["5", float("inf"), float("nan")])
+def test_a_stop_with_a_wrong_deadline_stops_nothing(seconds):
+    async def main():
+        async with stream_world(1) as world:
+            world.put("ab")
+            handled = []
+            async with world.consumer(start="trim_horizon", until="tip") as consumer:
+                with pytest.raises(TypeError, match=r"deadline is .* number of seconds"):
+                    await consumer.stop(deadline=seconds)
+                async for record in consumer:
+                    with pytest.raises(TypeError, match=r"deadline is .* number of seconds"):
+                        await consumer.stop(deadline=seconds)
+                    handled.append(record.partition_key)
+            assert handled == ["a", "b"]
+
+    run(main)
+
+
 def test_a_stop_without_a_deadline_uses_the_drain_deadline():
     async def main():
         async with stream_world(1) as world:

@@ -26,7 +26,7 @@ WRONG_PUTS = {
     "a list of streams": ((b"x", "k"), {"stream": ["orders"]}, "stream"),
     "text as data": (("x", "k"), {}, "encode="),
 }
-WRONG_TIMES = ["a", b"1", [1]]
+WRONG_TIMES = ["a", b"1", [1], float("inf"), float("nan")]
 
 
 @pytest.mark.parametrize("name", WRONG_PUTS)

@@ -62,9 +62,9 @@ def check_hook(name: str, hook: object, argument: str) -> None:
 
 
 def check_seconds(name: str, given: object) -> None:
-    """Raises TypeError unless it is a number of seconds or None."""
-    if given is not None and not isinstance(given, int | float):
-        raise TypeError(f"{name} is {given!r}; it must be a number of seconds, or None")
+    """Raises TypeError unless it is a finite number of seconds or None."""
+    if given is not None and not (isinstance(given, int | float) and isfinite(given)):
+        raise TypeError(f"{name} is {given!r}; it must be a finite number of seconds, or None")
 
 
 def _choices(kind: Any) -> tuple[Any, ...]:

@@ -447,6 +447,23 @@ def test_a_letter_without_its_payload_stays_and_is_counted(file_url):
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("pointer", ["file://{folder}/notes.json", "file:///nowhere/x.json", "sqs://x", "s3:///?"])
+def test_letters_whose_pointers_lead_to_no_letter_are_deleted_as_well(file_url, tmp_path, pointer, caplog):
+    notes = tmp_path / "notes.json"
+    notes.write_text("not a letter")
+
+    async def main():
+        wrong = [replace(a_letter(number), overflow=pointer.format(folder=tmp_path)) for number in range(2)]
+        await fill(file_url, [*wrong, a_letter(2)])
+        async with DeadLetters(file_url) as box:
+            assert await box.delete(LetterFilter()) == 3
+        assert await left(file_url) == []
+        assert notes.read_text() == "not a letter"
+        assert caplog.text.count("its object in the overflow was not: ") == (0 if "nowhere" in pointer else 2)
+
+    asyncio.run(main())
+
+
 def test_a_letter_from_the_overflow_is_delivered_whole_and_removed_there_too(server, tmp_path):
     folder = tmp_path / "large"
     folder.mkdir()

@@ -3,7 +3,8 @@ it in the overflow if it is too large.
 """
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final, TypeAlias
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
@@ -214,19 +215,10 @@ async def fetch_whole(stored: StoredLetter, aws: Aws | None = None) -> Letter:
     """The letter, from the overflow if only a pointer is here."""
     if (pointer := stored.letter.overflow) is None:
         return stored.letter
-    try:
-        box = open_overflow(pointer, aws)
-    except ConfigurationError as error:
-        raise DeadLetterError(f"the letter's pointer is wrong: {error}", code="unusable") from error
-    try:
-        found = await box.fetch(pointer)
-    except CodecError as error:
-        raise DeadLetterError(f"{pointer}: {error}", code="unusable") from error
-    finally:
-        await box.close()
-    if found is None:
-        raise DeadLetterError(f"{pointer} is gone: the letter has no payload any more", code="missing")
-    return with_counts(found.letter, stored.letter)
+    async with _in_overflow(pointer, aws) as (_, found):
+        if found is None:
+            raise DeadLetterError(f"{pointer} is gone: the letter has no payload any more", code="missing")
+        return with_counts(found.letter, stored.letter)
 
 
 def with_counts(letter: Letter, counted: Letter) -> Letter:
@@ -244,10 +236,21 @@ async def delete_overflow(letter: Letter, aws: Aws | None = None) -> None:
     """Deletes the letter's object in the overflow. Call it after the pointer is deleted."""
     if (pointer := letter.overflow) is None:
         return
-    box = open_overflow(pointer, aws)
-    try:
-        found = await box.fetch(pointer)
+    async with _in_overflow(pointer, aws) as (box, found):
         if found is not None:
             await box.delete(found)
+
+
+@asynccontextmanager
+async def _in_overflow(pointer: str, aws: Aws | None) -> AsyncIterator[tuple[OverflowBox, StoredLetter | None]]:
+    """The overflow, and the letter that the pointer names; None if it is gone."""
+    try:
+        box = open_overflow(pointer, aws)
+    except ConfigurationError as error:
+        raise DeadLetterError(f"the letter's pointer is wrong: {error}", code="unusable") from error
+    try:
+        yield box, await box.fetch(pointer)
+    except CodecError as error:
+        raise DeadLetterError(f"{pointer}: {error}", code="unusable") from error
     finally:
         await box.close()

@@ -445,7 +445,7 @@ class DeadLetters:
             async for stored in found:
                 letter = await self._whole_if_possible(stored)
                 if (pointer := letter.overflow) is not None:
-                    text = "the letter of record %s has no payload: %s is gone, or no letter"
+                    text = "the letter of record %s has no payload: %s is gone, or is not a letter"
                     _log.warning(text, letter.place, pointer)
                 file.write(encode_letter(letter) + b"\n")
                 count += 1
@@ -482,10 +482,21 @@ class DeadLetters:
                 async with aclosing(_matching(box, where)) as found:
                     async for stored in found:
                         await box.delete(stored)
-                        await delete_overflow(stored.letter, self._aws)
                         count += 1
+                        await self._delete_overflow(stored.letter)
                 if count == before or not box.reveals_more:
                     return count
+
+    async def _delete_overflow(self, letter: Letter) -> None:
+        """Anybody may have written the pointer, so a wrong one does not keep other letters from being deleted."""
+        try:
+            await delete_overflow(letter, self._aws)
+        except DeadLetterError as error:
+            if error.code not in {"missing", "unusable"}:
+                raise
+            _log.warning(
+                "the letter of record %s was deleted, its object in the overflow was not: %s", letter.place, error
+            )
 
     async def redrive(
         self,

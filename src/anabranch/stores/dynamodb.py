@@ -183,8 +183,7 @@ def _heartbeat_values(write: HeartbeatWrite) -> dict[str, Any]:
 
 # The table
 
-_KEY_NAMES: Final = ("PK", "SK")
-_KEY_KINDS: Final = ("HASH", "RANGE")
+_KEY_SCHEMA: Final = {"HASH": "PK", "RANGE": "SK"}
 _TAGS: Final = ({"Key": "created-by", "Value": "anabranch"},)
 WORKER_ACTIONS: Final = ("GetItem", "Query", "PutItem", "UpdateItem", "DeleteItem")
 RECOVERY_TRIES_MAX: Final = 20
@@ -195,13 +194,7 @@ _WRONG_KEY: Final = re.compile("key element does not match the schema|Missing th
 
 class DynamoDbTable:
     def __init__(
-        self,
-        name: str,
-        *,
-        region: str | None = None,
-        endpoint_url: str | None = None,
-        may_create: bool = True,
-        aws: Aws | None = None,
+        self, name: str, *, region: str | None, endpoint_url: str | None, may_create: bool, aws: Aws | None
     ) -> None:
         self.name = name
         self.is_open = False
@@ -433,10 +426,8 @@ class DynamoDbTable:
     async def _create(self) -> dict[str, Any]:
         """Workers that start together may all try: one of them creates the table, and the others find it."""
         body: dict[str, Any] = {
-            "AttributeDefinitions": [{"AttributeName": name, "AttributeType": "S"} for name in _KEY_NAMES],
-            "KeySchema": [
-                {"AttributeName": name, "KeyType": kind} for name, kind in zip(_KEY_NAMES, _KEY_KINDS, strict=True)
-            ],
+            "AttributeDefinitions": [{"AttributeName": name, "AttributeType": "S"} for name in _KEY_SCHEMA.values()],
+            "KeySchema": [{"AttributeName": name, "KeyType": kind} for kind, name in _KEY_SCHEMA.items()],
             "BillingMode": "PAY_PER_REQUEST",
             "DeletionProtectionEnabled": True,
         }
@@ -497,7 +488,7 @@ def check_key_schema(table: str, description: dict[str, Any]) -> None:
             code="kcl_table",
             advice="name another one: leases='dynamodb://another-table'",
         )
-    if keys != dict(zip(_KEY_KINDS, _KEY_NAMES, strict=True)) or any(types.get(name) != "S" for name in _KEY_NAMES):
+    if keys != _KEY_SCHEMA or any(types.get(name) != "S" for name in keys.values()):
         found = ", ".join(f"{name} ({kind}, {types.get(name, '?')})" for kind, name in keys.items())
         raise LeaseStoreInvalidError(
             f"DynamoDB table {table!r} has the key {found}; it must have PK (HASH, S) and SK (RANGE, S)",

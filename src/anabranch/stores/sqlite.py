@@ -342,15 +342,11 @@ class Database:
         check = partial(check_version, path=self.path)
         return await self.run(lambda: self._peek(check) if self.path.exists() else None)
 
-    async def close(self, last: Callable[[], None] | None = None) -> None:
-        """Stops the thread after running `last` on it."""
+    async def close(self) -> None:
         if self._is_closed or self._process_id != os.getpid():
             return
         self._is_closed = True
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._thread, self._disconnect)
-        if last is not None:
-            await loop.run_in_executor(self._thread, last)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._disconnect)
         self._thread.shutdown(wait=False)
 
     async def run(self, work: Callable[[], T]) -> T:
@@ -690,7 +686,8 @@ class SqliteLeaseStore(RowLeaseStore):
 
     async def close(self) -> None:
         await self._main.close()
-        await self._workers.close(self._presence.close)
+        await self._workers.close()
+        self._presence.close()
 
     def _database(self, kind: Kind) -> Database:
         return self._workers if kind in {"member", "status"} else self._main

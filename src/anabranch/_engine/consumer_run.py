@@ -607,7 +607,8 @@ class ConsumerRun:
         """The end of `async with Consumer`. Does not wait for a record in the caller's loop; it will be handled again.
         If an error leaves the block, it carries the consumer's own error.
         """
-        if not (self._host.is_running or self._has_unseen_failure):
+        has_unseen_failure = not self._failure_is_seen and self._bad_outcome() is not None
+        if not (self._host.is_running or has_unseen_failure):
             return
         if isinstance(self.processor, RecordIterator):
             self._abandon(self.processor)
@@ -644,10 +645,6 @@ class ConsumerRun:
     @property
     def is_running(self) -> bool:
         return self._host.is_running
-
-    @property
-    def _has_unseen_failure(self) -> bool:
-        return not self._failure_is_seen and self._bad_outcome() is not None
 
     def _report(self) -> StopReport:
         report = self._stop_report or StopReport()

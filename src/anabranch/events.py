@@ -698,7 +698,6 @@ class StoreUnanswered(Event, frozen=True, kw_only=True):
     level = logging.WARNING
     error: str
     code: LeaseStoreCode = "no_answer"
-    """`throttled`, `table_creating`, `access_denied`, `clock_skew`, or `no_answer` for everything else."""
     failure_count: int
     """In a row."""
 

@@ -87,14 +87,10 @@ ITERATION_LIMITS = BatchLimits(max_records=500, max_bytes=1 << 20, max_wait_ms=0
 
 
 class HandleRecords(NamedTuple):
-    """Call a handler for each record."""
-
     call: HandlerCall
 
 
 class HandleBatches(NamedTuple):
-    """Call a handler for each batch."""
-
     call: HandlerCall
     limits: BatchLimits
 
@@ -106,8 +102,6 @@ class IterateRecords(NamedTuple):
 
 
 class IterateBatches(NamedTuple):
-    """The caller's own loop takes batches."""
-
     limits: BatchLimits
 
 
@@ -116,8 +110,6 @@ EngineMode: TypeAlias = HandleRecords | HandleBatches | IterateRecords | Iterate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """What one run does."""
-
     app: AppRow
     streams: tuple[StreamName, ...]
     start: Start
@@ -488,7 +480,6 @@ class ConsumerRun:
     # ending
 
     async def wait(self) -> StopReport:
-        """Waits until the run has ended."""
         await self._host.wait()
         self._raise(self._bad_outcome())
         return self._report()

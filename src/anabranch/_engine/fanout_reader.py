@@ -47,8 +47,6 @@ EVENT_BYTES_MAX = 2 * MIB
 
 @dataclass(eq=False, repr=False)
 class _SubscribedShard:
-    """One shard and its subscription."""
-
     session: Session
     subscription: Subscription
     alarm: Alarm

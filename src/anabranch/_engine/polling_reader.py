@@ -37,8 +37,6 @@ from anabranch.reports import SubscriptionState
 
 @dataclass(eq=False, repr=False)
 class _PolledShard:
-    """One shard and how it is polled."""
-
     session: Session
     pace: Pace
     fallback_reason: Reason | None

@@ -117,7 +117,6 @@ class ReadResults:
         return None
 
     def report(self, session: Session, health: ReadHealth, error: ReadError, failure_count: int) -> None:
-        """Reports a failed read."""
         now_ms = self._ports.clock.now_ms()
         throttled = isinstance(error, ThrottledError)
         session.count_failed_read(throttled=throttled)

@@ -23,6 +23,22 @@ def test_the_local_kinesis_fixture_points_every_client_at_itself(local_kinesis):
     assert asyncio.run(main()) == list(range(10))
 
 
+def test_the_local_kinesis_fixture_keeps_positions_in_a_file_of_the_test(local_kinesis, tmp_path):
+    boto3.client("kinesis").create_stream(StreamName="orders", ShardCount=2)
+    with anabranch.SyncProducer("orders") as producer:
+        producer.put(b"1", "user-1")
+    seen = []
+
+    def read():
+        consumer = anabranch.Consumer("orders", app="billing", until="tip")
+        consumer.run_sync(lambda record: seen.append(record.data))
+
+    read()
+    read()
+    assert seen == [b"1"]
+    assert (tmp_path / "leases.db").exists()
+
+
 def test_the_simulation_fixture_holds_a_handler_to_every_promise(anabranch_simulation):
     seen = []
 

@@ -4,6 +4,7 @@ pytest loads it in every project where anabranch is installed, so it imports ana
 """
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,10 +15,13 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def local_kinesis(monkeypatch: pytest.MonkeyPatch) -> "Iterator[LocalKinesis]":
-    """A local Kinesis for one test. The environment makes every AWS client in the test use it."""
+def local_kinesis(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> "Iterator[LocalKinesis]":
+    """A local Kinesis for one test. The environment makes every AWS client in the test use it, and keeps the leases of
+    the test's applications in a file of its own: never in the store that ANABRANCH_LEASES named before.
+    """
     from anabranch.testing.doubles import run_local_kinesis  # noqa: PLC0415 -- see above
 
+    monkeypatch.setenv("ANABRANCH_LEASES", f"sqlite://{tmp_path / 'leases.db'}")
     with run_local_kinesis() as kinesis:
         for name, value in kinesis.environment().items():
             monkeypatch.setenv(name, value)

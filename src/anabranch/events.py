@@ -76,7 +76,7 @@ class ConsumerProgress(Event, frozen=True, kw_only=True):
     """Its stream and id; None without shards."""
 
     def sentence(self) -> str:
-        failed = f", {self.failed_count} calls failed" if self.failed_count else ""
+        failed = _failed_calls(self.failed_count)
         behind = "lag unknown" if self.lag is None else f"{self.lag:.1f} s behind"
         stalled = f", {self.stalled_count} stalled" if self.stalled_count else ""
         shards = "1 shard" if self.shard_count == 1 else f"{self.shard_count} shards"
@@ -118,7 +118,7 @@ class ConsumerStopped(Event, frozen=True, kw_only=True):
 
     def sentence(self) -> str:
         left = f", {self.leftover_count} records are unfinished" if self.leftover_count else ""
-        failed = f", {self.failed_count} calls failed" if self.failed_count else ""
+        failed = _failed_calls(self.failed_count)
         how, why = ("stopped", "") if self.error is None else ("failed", f": {self.error}")
         return (
             f"{how} after {self.seconds:.1f} s: {self.handled_count} records handled, {self.committed_count} "
@@ -343,9 +343,11 @@ class HandlerFailed(Event, frozen=True, kw_only=True):
 
     def sentence(self) -> str:
         then = "no further attempt" if self.retry_in_ms is None else f"retrying in {self.retry_in_ms} ms"
-        what = f"record {self.position}"
-        if self.record_count > 1:
-            what = f"{self.record_count} records from {self.position} on"
+        what = (
+            f"{self.record_count} records from {self.position} on"
+            if self.record_count > 1
+            else f"record {self.position}"
+        )
         return f"attempt {self.attempt} at {what} failed: {self.error}; {then}"
 
 
@@ -622,6 +624,10 @@ class StreamChanged(Event, frozen=True, kw_only=True):
     change: str
 
 
+def _failed_calls(count: int) -> str:
+    return f", {count} call{'' if count == 1 else 's'} failed" if count else ""
+
+
 def _moment(seconds: float) -> str:
     return dt.datetime.fromtimestamp(seconds, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -698,6 +704,7 @@ class StoreUnanswered(Event, frozen=True, kw_only=True):
     level = logging.WARNING
     error: str
     code: LeaseStoreCode = "no_answer"
+    """`throttled`, `table_creating`, `access_denied`, `clock_skew`, or `no_answer` for everything else."""
     failure_count: int
     """In a row."""
 

@@ -64,6 +64,8 @@ def test_optional_details_are_reported_when_they_are_there():
     assert str(stopped) == "stopped after 3.5 s: 3 records handled, 3 committed"
     stopped = sample(events.ConsumerStopped, leftover_count=2)
     assert str(stopped).endswith("3 committed, 3 calls failed, 2 records are unfinished")
+    stopped = sample(events.ConsumerStopped, leftover_count=0, failed_count=1)
+    assert str(stopped).endswith("3 committed, 1 call failed")
     assert str(sample(events.LeaseTaken, fence_token=4)) == "lease taken (fence token 4)"
     assert str(sample(events.ShardFinished, children=())) == "finished (end); children: none"
     stop = StoppedByCrashes(owner_count=6)

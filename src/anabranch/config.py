@@ -105,8 +105,9 @@ class LeaseSettings:
     """Whether to create the application if the store does not have it. Use `never` in production: an emptied store or a
     misspelt name is then an error, and not a new application that starts over."""
     any_order: bool = False
-    """Whether this worker joins workers with another `order=`, for a rolling change; without it, it refuses to start.
-    Meanwhile each shard has the order of its owner, and `OrderChanged` reports what a change of owners repeats."""
+    """Whether this worker joins workers with another `order=`, for a rolling change. Meanwhile each shard is handled in
+    the order of its owner, and `OrderChanged` reports what a change of owners repeats. Workers without this setting
+    still refuse to start beside workers with another order."""
 
     def __post_init__(self) -> None:
         violations = check_field_types(self)
@@ -188,7 +189,7 @@ class FanOutSettings:
 class CheckpointSettings:
     interval: float | None = None
     """How often finished records are committed. After a crash, records finished since the last commit are repeated.
-    None: the lease store's own value (memory and SQLite: 1 s)."""
+    None: the lease store's own value (memory, SQLite and Redis: 1 s, DynamoDB: 10 s, S3: 60 s)."""
     records: int = 10_000
     """Commit earlier when this many records of a shard are finished."""
     replay_bytes_max: int = 256 << 20

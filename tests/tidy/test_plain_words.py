@@ -34,7 +34,7 @@ BANNED = {
 def texts():
     files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in {".py", ".md", ".in"}]
     files += (ROOT / "docs" / "files").iterdir()
-    files += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "Makefile")]
+    files += [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "Makefile")]
     return [path for path in files if "_build" not in path.parts]
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
 from typing import Any, Final
 
 from anabranch._version import __version__
@@ -120,9 +121,7 @@ def points(one: Measurement) -> Iterator[Point]:
     if isinstance(value, TimeBuckets):
         yield f"{name}.count", value.count, attributes
         yield f"{name}.sum", value.total_ms, attributes
-        count = 0
-        for bound, found in zip([*map(str, BOUNDS_MS), "+Inf"], value.counts, strict=True):
-            count += found
+        for bound, count in zip([*map(str, BOUNDS_MS), "+Inf"], accumulate(value.counts), strict=True):
             yield f"{name}.bucket", count, {**attributes, "le": bound}
     elif isinstance(value, Summary):
         yield f"{name}.count", value.count, attributes

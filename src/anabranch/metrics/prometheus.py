@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from copy import copy
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from anabranch.metrics.sources import Source, check_level, read_all
 
 _LABELS: Final = ("app", "stream", "shard_id", "code", "worker")
 _SCALES: Final = {"Milliseconds": (0.001, "_seconds"), "Seconds": (1, "_seconds"), "Bytes": (1, "_bytes")}
+_BOUNDS: Final = (*(str(bound_ms / 1_000) for bound_ms in BOUNDS_MS), "+Inf")
 _WORD: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
@@ -156,7 +158,8 @@ def _family(name: str, metric: Metric, *, of_shard: bool) -> Any:
 def _add_sample(family: Any, one: Measurement) -> None:
     labels, scale = _texts(one.labels), _SCALES.get(one.metric.unit, (1, ""))[0]
     if isinstance(one.value, TimeBuckets):
-        family.add_metric(labels, buckets=list(_buckets(one.value)), sum_value=one.value.total_ms * scale)
+        buckets = list(zip(_BOUNDS, accumulate(one.value.counts), strict=True))
+        family.add_metric(labels, buckets=buckets, sum_value=one.value.total_ms * scale)
     elif isinstance(one.value, Summary):
         family.add_metric(labels, count_value=one.value.count, sum_value=one.value.total * scale)
     else:
@@ -166,11 +169,3 @@ def _add_sample(family: Any, one: Measurement) -> None:
 def _texts(labels: Mapping[str, str]) -> list[str]:
     """The values of all labels. Prometheus treats an empty one as missing."""
     return [labels.get(name, "") for name in _LABELS]
-
-
-def _buckets(times: TimeBuckets) -> Iterator[tuple[str, int]]:
-    count = 0
-    for bound_ms, found in zip(BOUNDS_MS, times.counts, strict=False):
-        count += found
-        yield str(bound_ms / 1_000), count
-    yield "+Inf", times.count

@@ -13,6 +13,7 @@ import re
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from itertools import pairwise
@@ -300,14 +301,18 @@ class EmbeddedMetrics(CloudWatchThread):
 
 
 def embedded_documents(namespace: str, data: list[Datum], now_ms: int) -> Iterator[dict[str, Any]]:
-    """One document for all metrics with the same dimensions, at most 100 in each, as the format demands."""
-    groups: dict[tuple[tuple[str, str], ...], list[Datum]] = {}
+    """One document for all metrics with the same dimensions. As the format demands, at most 100 in each, and each name
+    once.
+    """
+    groups: dict[Any, list[Datum]] = {}
+    repeats: Counter[Any] = Counter()
     for datum in data:
-        groups.setdefault(tuple(datum.dimensions.items()), []).append(datum)
-    for dimensions, members in groups.items():
-        rest = members
-        while rest:
-            some, rest = _without_repeats(rest)
+        dimensions = tuple(datum.dimensions.items())
+        repeats[dimensions, datum.name] += 1
+        groups.setdefault((dimensions, repeats[dimensions, datum.name]), []).append(datum)
+    for (dimensions, _), members in groups.items():
+        for start in range(0, len(members), 100):
+            some = members[start : start + 100]
             directive = {
                 "Namespace": namespace,
                 "Dimensions": [[name for name, _ in dimensions]],
@@ -320,15 +325,3 @@ def embedded_documents(namespace: str, data: list[Datum], now_ms: int) -> Iterat
                 for datum in some
             }
             yield {"_aws": {"Timestamp": now_ms, "CloudWatchMetrics": [directive]}, **dict(dimensions), **values}
-
-
-def _without_repeats(data: list[Datum]) -> tuple[list[Datum], list[Datum]]:
-    """What one document can have, with each name once, and the rest for the next one."""
-    names: dict[str, Datum] = {}
-    rest: list[Datum] = []
-    for datum in data:
-        if datum.name in names or len(names) == 100:
-            rest.append(datum)
-        else:
-            names[datum.name] = datum
-    return list(names.values()), rest

@@ -11,7 +11,6 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
-from urllib.parse import quote
 
 from anabranch._daemon_threads import DaemonThreads
 from anabranch.dead_letters.destinations import HOLD_SECONDS, LetterBox, StoredLetter
@@ -21,6 +20,7 @@ from anabranch.stores.sqlite import (
     LOCKED,
     check_place,
     file_system,
+    open_file,
     primary_code,
     sqlite_url,
     use_write_ahead_log,
@@ -179,8 +179,7 @@ class SqliteLetters(LetterBox):
             raise DeadLetterError(f"{self}: its folder does not exist", code="missing", advice="create it")
         if not create and not self.path.exists():
             raise DeadLetterError(f"there is no file {self.path}", code="missing", advice="check the path")
-        address = f"file:{quote(str(self.path.absolute()))}?mode=rwc"
-        connection = sqlite3.connect(address, uri=True, timeout=_BUSY_SECONDS, isolation_level=None)
+        connection = open_file(self.path, "rwc", _BUSY_SECONDS)
         try:
             self._prepare(connection)
         except BaseException:

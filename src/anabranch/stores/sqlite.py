@@ -425,7 +425,7 @@ class Database:
         self._keep(connection)
 
     def _peek(self, work: Work[T]) -> T:
-        with closing(self._open("rw")) as connection:
+        with closing(open_file(self.path, "rw", BUSY_TIMEOUT_MS / 1000)) as connection:
             return work(connection)
 
     def _transact(self, begin: str, work: Work[T]) -> T:
@@ -467,7 +467,7 @@ class Database:
         return self._connection
 
     def _connect(self, mode: str) -> sqlite3.Connection:
-        connection = self._open(mode)
+        connection = open_file(self.path, mode, BUSY_TIMEOUT_MS / 1000)
         try:
             self._use_write_ahead_log(connection)
             connection.execute(f"PRAGMA synchronous = {self._synchronous}")
@@ -483,10 +483,6 @@ class Database:
                 "use a file on a local disk"
             )
 
-    def _open(self, mode: str) -> sqlite3.Connection:
-        address = f"file:{quote(str(self.path.absolute()))}?mode={mode}"
-        return sqlite3.connect(address, uri=True, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None)
-
     def _keep(self, connection: sqlite3.Connection) -> None:
         found = self.path.stat()
         self._identity = (found.st_dev, found.st_ino)
@@ -496,6 +492,12 @@ class Database:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def open_file(path: Path, mode: str, busy_seconds_max: float) -> sqlite3.Connection:
+    """Transactions are begun explicitly."""
+    address = f"file:{quote(str(path.absolute()))}?mode={mode}"
+    return sqlite3.connect(address, uri=True, timeout=busy_seconds_max, isolation_level=None)
 
 
 def use_write_ahead_log(connection: sqlite3.Connection, seconds_max: float) -> str:

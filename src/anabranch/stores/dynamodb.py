@@ -321,29 +321,6 @@ class DynamoDbTable:
 
     # checks
 
-    async def denied_actions(self, partition: str) -> list[str]:
-        """The actions of a worker that this identity may not perform. The writes have a condition that always fails.
-        They name a row of this partition: a policy may allow only those of one application.
-        """
-        key = ItemKey(partition, "doctor")
-        denied = []
-        for action in WORKER_ACTIONS:
-            values = {"doctor": 1} if action == "UpdateItem" else {}
-            write = ItemWrite(key, values, where={"PK": "a row that cannot exist"})
-            try:
-                if action == "GetItem":
-                    await self.get(key)
-                elif action == "Query":
-                    await self.query(key.partition, key.sort)
-                else:
-                    write.item = {} if action == "PutItem" else None
-                    await self.write(action, write)
-            except LeaseStoreError as error:
-                if error.code != "access_denied":
-                    raise
-                denied.append(action)
-        return denied
-
     async def is_recoverable(self) -> bool | None:
         """Whether point-in-time recovery is on; None if unknown."""
         try:
@@ -594,8 +571,27 @@ class DynamoDbLeaseStore(LeaseStore):
         return await self.table.identity()
 
     async def denied_actions(self) -> list[str]:
-        """The actions of a worker of this application that the policy does not allow. Writes nothing."""
-        return await self.table.denied_actions(self._app_key.partition)
+        """The actions of a worker that this identity may not perform. Writes nothing: the conditions always fail. Names
+        a row of this application, because a policy may allow only those.
+        """
+        key = ItemKey(self._app_key.partition, "doctor")
+        denied = []
+        for action in WORKER_ACTIONS:
+            values = {"doctor": 1} if action == "UpdateItem" else {}
+            write = ItemWrite(key, values, where={"PK": "a row that cannot exist"})
+            try:
+                if action == "GetItem":
+                    await self.table.get(key)
+                elif action == "Query":
+                    await self.table.query(key.partition, key.sort)
+                else:
+                    write.item = {} if action == "PutItem" else None
+                    await self.table.write(action, write)
+            except LeaseStoreError as error:
+                if error.code != "access_denied":
+                    raise
+                denied.append(action)
+        return denied
 
     async def applications(self) -> list[str]:
         """The applications of the table, sorted. Reads the whole table; creates nothing."""

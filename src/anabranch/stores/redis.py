@@ -299,8 +299,8 @@ class RedisLeaseStore(RowLeaseStore):
 
     async def server(self) -> RedisServer:
         sections = await self._send(("INFO", "server"), ("INFO", "replication"))
-        settings = [("CONFIG", "GET", name) for name in _SETTINGS]  # one each: older servers take no list
-        answers = await self._send(*settings, errors_allowed=True)
+        names = ("appendonly", "appendfsync", "maxmemory-policy")  # one each: older servers take no list
+        answers = await self._send(*(("CONFIG", "GET", name) for name in names), errors_allowed=True)
         lines = b"".join(sections).decode().splitlines()
         info = dict(line.split(":", 1) for line in lines if ":" in line)
         return RedisServer(
@@ -363,9 +363,6 @@ class RedisLeaseStore(RowLeaseStore):
             raise
         except (RedisError, OSError) as error:
             raise _store_error(self, error) from None  # the cause may name the user
-
-
-_SETTINGS: Final = ("appendonly", "appendfsync", "maxmemory-policy")
 
 
 @contextlib.asynccontextmanager

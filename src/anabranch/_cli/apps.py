@@ -40,7 +40,6 @@ from anabranch._cli.output import (
     wrapped,
 )
 from anabranch.errors import AnabranchError, LeaseStoreInvalidError
-from anabranch.stores.urls import shown_url
 
 if TYPE_CHECKING:
     from anabranch.application import Application
@@ -146,6 +145,8 @@ def _ls(arguments: argparse.Namespace) -> int:
             if one.error is not None:
                 say(f"{one.app}: {one.error}")
     else:
+        from anabranch.stores.urls import shown_url
+
         place = shown_url(arguments.leases) if arguments.leases else "the lease files of this machine"
         say(f"no applications in {place}: Consumer(..., app=NAME) creates one")
     return FAILED if any(one.error is not None for one in found) else DONE
@@ -154,6 +155,7 @@ def _ls(arguments: argparse.Namespace) -> int:
 async def _list(leases: str | None) -> list[ListedApplicationDocument]:
     from anabranch.application import Application
     from anabranch.stores.catalogue import stored_applications
+    from anabranch.stores.urls import shown_url
 
     async def look(stored: "StoredApplication") -> ListedApplicationDocument:
         try:
@@ -254,6 +256,8 @@ def _delete(arguments: argparse.Namespace) -> None:
 
 
 def _copy(arguments: argparse.Namespace) -> None:
+    from anabranch.stores.urls import shown_url
+
     count = ask_application(arguments, lambda application: application.copy_to(arguments.target))
     target = shown_url(arguments.target)
     show(f"{arguments.app}: moved to {target}, with {counted(count, 'lease')}; from now on, workers start only there")

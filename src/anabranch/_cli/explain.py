@@ -37,7 +37,6 @@ from anabranch._model.streams import Shard, parse_stream
 from anabranch.errors import AnabranchError
 from anabranch.reasons import LetterNotWritten, Reason, WaitsForParents
 from anabranch.reports import FleetShard, FleetStatus
-from anabranch.stores.urls import shown_url
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -104,6 +103,8 @@ def explain_shard(shard: FleetShard, status: FleetStatus, leases: str | None = N
 
 def _ways_past(shard: FleetShard, status: FleetStatus, leases: str | None) -> dict[str, str]:
     """The commands that retry or skip the record at which the shard is stopped, each with its purpose."""
+    from anabranch.stores.urls import shown_url
+
     options = []
     if sum(other.shard_id == shard.shard_id for other in status.unfinished_shards) > 1:
         options += ["--stream", shard.stream]

@@ -247,13 +247,13 @@ def test_http2_carries_calls_and_a_subscription_on_one_connection(tls, content_t
             data = base64.b64encode(b"x" * 300_000).decode()
             await client.call("PutRecord", StreamName="orders", Data=data, PartitionKey="key")
             await wait_for(3)
-            record = decode(messages[2].payload)["Records"][0]
+            record = decode(bytes(messages[2].payload))["Records"][0]
             assert record["Data"] == (b"x" * 300_000 if is_cbor else data)
             await client.call("SplitShard", StreamName="orders", ShardToSplit=SHARD_0, NewStartingHashKey=str(1 << 127))
             while subscription not in client.ended:
                 await client.receive()
             await wait_for(4)
-            assert len(decode(messages[3].payload)["ChildShards"]) == 2
+            assert len(decode(bytes(messages[3].payload))["ChildShards"]) == 2
             assert client.headers[subscription]["content-type"] == "application/vnd.amazon.eventstream"
             await client.close()
 
@@ -272,7 +272,7 @@ def test_a_subscription_sends_heartbeats_is_taken_over_and_ends():
                 await client.receive()
                 messages += decoder.feed(client.bodies[first][fed:])
                 fed = len(client.bodies[first])
-            beats = [json.loads(message.payload) for message in messages[1:]]
+            beats = [json.loads(bytes(message.payload)) for message in messages[1:]]
             assert all(beat["Records"] == [] and beat["MillisBehindLatest"] == 0 for beat in beats)
             assert all(beat["ContinuationSequenceNumber"] for beat in beats)
 

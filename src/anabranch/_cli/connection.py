@@ -45,8 +45,6 @@ T = TypeVar("T")
 P = TypeVar("P", "ListShardsResponse", "ListStreamConsumersResponse")
 
 _ATTEMPTS_MAX: Final = 3
-_FIRST_DELAY_MS: Final = 100
-_DELAY_MS_MAX: Final = 10_000
 _RETRY_AFTER_MS_MAX: Final = 60_000
 _JITTER: Final = random.Random()  # noqa: S311 -- not a secret
 
@@ -64,7 +62,7 @@ async def retry(attempt: Callable[[], Awaitable[T]]) -> T:
             failures += 1
             if failures >= _ATTEMPTS_MAX:
                 raise
-            delay_ms = backoff_ms(failures, _JITTER, first_ms=_FIRST_DELAY_MS, max_ms=_DELAY_MS_MAX)
+            delay_ms = backoff_ms(failures, _JITTER, first_ms=100, max_ms=1_000)
             if isinstance(error, ServiceError) and error.retry_after_seconds is not None:
                 delay_ms = max(delay_ms, min(round(error.retry_after_seconds * 1000), _RETRY_AFTER_MS_MAX))
         await asyncio.sleep(delay_ms / 1000)

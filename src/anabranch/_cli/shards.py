@@ -55,7 +55,7 @@ _ASCII: Final = str.maketrans("█·├└│─", "#.|`|-")
 
 
 def _drawn(text: str, console: "Console") -> str:
-    """The text in characters that the console can show."""
+    """Replaces box-drawing characters if the console's encoding does not have them."""
     return text if console.encoding.lower().startswith("utf") else text.translate(_ASCII)
 
 

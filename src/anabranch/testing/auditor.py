@@ -103,7 +103,7 @@ class Auditor:
         """Records that are written and not finished yet."""
 
     def wrote(self, record: PutResult | Record[Any]) -> None:
-        """The record is in the stream. A `PutResult` must be that of a delivered record."""
+        """The record is in the stream; the `PutResult` of a record that failed is not accepted."""
         assert record.sequence_number is not None, "wrote() needs a delivered record"
         key, position = self._key(record), Position(int(record.sequence_number), record.sub_sequence_number)
         if position not in key.written:

@@ -52,7 +52,7 @@ def covers(checkpoint: Checkpoint, position: Position, partition_key: str) -> bo
 
 
 class _UnfinishedRecords(facts.Checker):
-    """Knows which written records are not finished: neither handled, dead-lettered nor skipped, nor excused."""
+    """Knows which written records are unfinished: not handled, dead-lettered, skipped or excused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -353,14 +353,14 @@ class FewDuplicates(facts.Checker):
     clean stop or a hand-off, no finished record is handled again.
 
     A record should have been committed if its process could commit for `commit_ms` without interruption since it
-    finished. These facts count as "could not commit"; what the engine says does not:
+    finished. It could not commit in these cases, whatever the engine itself reports:
 
     - the process did not run (it was paused, or its event loop stalled);
     - the store was down, or the process was cut off from it;
     - a message of one of its lease writes was lost or late: for as long as one store call may take, from when that
       message was sent;
-    - it did not have the lease any more: the process had ended, its member had asked to leave or was sealed, the row
-      had another owner, or the store had gone back in time or was emptied;
+    - it no longer had the lease: the process had ended, its member had asked to leave or was sealed, the row had
+      another owner, or the store had been rolled back or emptied;
     - the shard was written as stopped, which is its last write (rule D4);
     - more records of the shard before this one were open than a lease row can name (rule M1).
     """

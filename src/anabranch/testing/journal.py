@@ -80,6 +80,13 @@ class Fact(msgspec.Struct, frozen=True):
     """Something that happened. Each subclass is one kind of fact."""
 
 
+class ProcessFact(Fact, frozen=True):
+    """Something that a process did, or that happened to it."""
+
+    at_ms: int
+    process: str
+
+
 # the stream
 
 
@@ -112,7 +119,7 @@ class CallStarted(Fact, frozen=True):
 
 
 class CallFinished(Fact, frozen=True):
-    """The call returned. It had its effect, also if it lost its lease while it ran."""
+    """The call returned. It had its effect, even if its process lost the lease while it ran."""
 
     call: RecordCall
 
@@ -123,20 +130,16 @@ class CallAbandoned(Fact, frozen=True):
     call: RecordCall
 
 
-class LetterWritten(Fact, frozen=True):
+class LetterWritten(ProcessFact, frozen=True):
     """The dead letters have this record, durably. It is finished, and its handler is not called again."""
 
-    at_ms: int
-    process: str
     record: StreamRecord
     idempotency_key: str
 
 
-class SkipReported(Fact, frozen=True):
+class SkipReported(ProcessFact, frozen=True):
     """The process reported that it skipped this record."""
 
-    at_ms: int
-    process: str
     record: StreamRecord
 
 
@@ -148,18 +151,14 @@ class ZombieReported(Fact, frozen=True):
     position: Position
 
 
-class BytesMeasured(Fact, frozen=True):
-    at_ms: int
-    process: str
+class BytesMeasured(ProcessFact, frozen=True):
     used_bytes: int
     limit_bytes: int
 
 
-class BytesReceived(Fact, frozen=True):
+class BytesReceived(ProcessFact, frozen=True):
     """The body of a response begins to arrive at the process."""
 
-    at_ms: int
-    process: str
     received_bytes: int
     """All bodies that are arriving now."""
     counted_bytes: int
@@ -202,7 +201,7 @@ class LeaseDeleted(Fact, frozen=True):
 
 
 class StoreWentBack(Fact, frozen=True):
-    """The store lost writes that it had accepted: less is promised from now on."""
+    """The store lost writes that it had accepted. From now on, repeats and fence tokens that go back are allowed."""
 
 
 class StoreEmptied(StoreWentBack, frozen=True):
@@ -236,27 +235,19 @@ class ProcessHalted(Fact, frozen=True):
     until_ms: int
 
 
-class ProcessDied(Fact, frozen=True):
+class ProcessDied(ProcessFact, frozen=True):
     """The process has ended, for whatever reason."""
 
-    at_ms: int
-    process: str
 
-
-class CleanStop(Fact, frozen=True):
+class CleanStop(ProcessFact, frozen=True):
     """The process stopped gracefully: it committed everything and released its leases."""
 
-    at_ms: int
-    process: str
     used_bytes: int
     """What is still charged to its budget."""
 
 
-class SuccessReported(Fact, frozen=True):
+class SuccessReported(ProcessFact, frozen=True):
     """The process reached the tip, ended by itself and reported success."""
-
-    at_ms: int
-    process: str
 
 
 class UnseenError(Fact, frozen=True):

@@ -8,6 +8,7 @@ cover what the safety of a fleet depends on: the condition of each write, races,
 """
 
 import asyncio
+import inspect
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -146,6 +147,13 @@ async def _stored(store: LeaseStore, member_id: str) -> MemberRow | None:
     return next((row for row in (await store.poll()).members if row.member_id == member_id), None)
 
 
+async def _rows(store: LeaseStore) -> list[Any]:
+    """All rows of the application except its own."""
+    leases, streams = await store.read_leases(with_finished=True), await store.read_streams()
+    controls, statuses = await store.read_controls(), await store.read_statuses()
+    return [*(await store.poll()).members, *leases, *streams, *controls, *statuses]
+
+
 async def an_application_is_made_once(arena: Arena) -> None:
     store = arena.make()
     expect(await store.read_app() is None, "read_app before the first open finds nothing")
@@ -243,12 +251,11 @@ async def an_application_is_deleted_whole(arena: Arena) -> None:
     expect(not await store.delete_app("first"), "delete_app finds nothing the second time")
     expect(not await store.leftovers(), "a completed deletion leaves nothing behind")
     expect(await store.read_app() is None, "the application's row is gone")
-    rest = [(await store.poll()).members, await store.read_streams(), await store.read_controls()]
-    rest.append(await store.read_leases(with_finished=True))
-    expect(not any(rest), "nothing is left under its id", rest)
+    rest = await _rows(store)
+    expect(not rest, "nothing is left under its id", rest)
     await store.open(arena.app_row("second"))
-    rest = [(await store.poll()).members, await store.read_streams(), await store.read_controls()]
-    expect(not any(rest), "nothing of it shows in a new application of the name", rest)
+    rest = await _rows(store)
+    expect(not rest, "nothing of it shows in a new application of the name", rest)
 
 
 async def a_poll_shows_the_application_its_members_and_pending_commands(arena: Arena) -> None:
@@ -774,10 +781,8 @@ async def a_late_write_does_not_show_in_the_next_application_of_the_name(arena: 
         await old.record_incarnation(await old.identity(), "another")
         app = await new.read_app()
         expect(app == replace(arena.app_row(successor), incarnation=await new.identity()), "its row is its own", app)
-        rest = [*await new.read_streams(), *await new.read_leases(with_finished=True), *(await new.poll()).members]
+        rest = await _rows(new)
         expect(not rest, "rows are stored under the app_id that their handle opened", rest)
-        expect(not await new.read_controls(), "commands are stored under the app_id that their handle opened")
-        expect(not await new.read_statuses(), "statuses are stored under the app_id that their handle opened")
         poll = await old.poll()
         expect(poll.app == app, "a poll shows the application that there is now", poll.app)
         await old.open(arena.app_row(successor))
@@ -871,20 +876,24 @@ async def a_cancelled_call_leaves_the_handle_usable(arena: Arena) -> None:
 
 
 async def _write_over_what_is_stored(store: LeaseStore, row: LeaseRow, number: int) -> LeaseRow:
-    """A call without an answer may take effect at any time: until it has, a write of the owner can conflict once."""
+    """A cancelled write may take effect at any time, so the next write of the owner may conflict with it, once."""
     for _ in range(2):
         outcome = await store.write_lease(
             replace(row, checkpoint=at(100 + number)), member_id="a", expected_version=row.version
         )
         if isinstance(outcome, LeaseRow):
             return outcome
-        expect(outcome.row is not None and outcome.row.version == row.version + 1, "it took effect once", outcome)
+        expect(
+            outcome.row is not None and outcome.row.version == row.version + 1,
+            "a conflict shows the cancelled write, which took effect once",
+            outcome,
+        )
         assert outcome.row is not None
         row = outcome.row
     raise AssertionError("a cancelled call takes effect at most once")
 
 
-async def a_slow_store_keeps_no_deadline_and_answers_later(arena: Arena) -> None:
+async def a_call_to_a_slow_store_can_be_cancelled_and_the_store_answers_later(arena: Arena) -> None:
     if arena.slow is None:
         return
     store = await arena.open()
@@ -947,44 +956,10 @@ async def a_roll_back_shows(arena: Arena) -> None:
     )
 
 
-_CHECKS: tuple[Callable[[Arena], Awaitable[None]], ...] = (
-    an_application_is_made_once,
-    an_application_is_deleted_whole,
-    a_poll_shows_the_application_its_members_and_pending_commands,
-    a_viewer_is_noticed,
-    a_status_is_a_row_of_its_own_and_the_newest_stays,
-    fields_of_a_newer_version_are_kept,
-    the_incarnation_stays_and_is_recorded_under_a_condition,
-    an_application_is_moved_under_a_condition,
-    a_stream_is_put_once_and_written_by_version,
-    a_command_is_answered_once,
-    a_member_is_registered_once,
-    a_heartbeat_raises_the_counter_of_a_live_row_and_makes_none,
-    a_seal_holds_only_for_the_observed_counter_and_is_final,
-    leaving_is_one_write_and_final,
-    a_hand_off_is_asked_for_once_and_answered_by_a_heartbeat,
-    a_member_is_deleted_only_after_it_ended,
-    no_member_of_this_process_is_called_dead,
-    a_row_is_kept_whole,
-    a_lease_is_created_once,
-    rows_are_read_in_order_and_finished_ones_only_when_asked_for,
-    a_lease_is_taken_from_the_expected_owner_at_the_expected_version,
-    the_epoch_of_a_take_passes_its_floor,
-    only_the_owner_writes_a_lease_and_only_over_what_it_saw,
-    a_lost_answer_is_recognised_by_a_retry,
-    only_a_finished_row_is_deleted,
-    one_of_many_takes_holds,
-    one_of_many_writes_of_a_version_holds,
-    concurrent_opens_agree_on_one_application,
-    concurrent_creates_agree_on_one_row,
-    a_seal_and_a_heartbeat_do_not_both_hold,
-    no_request_is_lost_to_a_heartbeat,
-    two_event_loops_use_one_handle,
-    threads_with_handles_of_their_own_race_for_one_lease,
-    a_cancelled_call_leaves_the_handle_usable,
-    a_slow_store_keeps_no_deadline_and_answers_later,
-    a_roll_back_shows,
-)
+_CHECKS: list[Callable[[Arena], Awaitable[None]]] = [
+    check for name, check in list(globals().items()) if inspect.iscoroutinefunction(check) and name[0] != "_"
+]
+"""All public coroutine functions of this module."""
 _DURABLE_CHECKS = (
     what_was_acknowledged_outlives_the_handles,
     a_late_write_does_not_show_in_the_next_application_of_the_name,
@@ -1014,9 +989,8 @@ def check_lease_store(
     a function that saves the storage and returns a function that restores it; with it, rollbacks are tested too.
     """
     make_arena = partial(Arena, make_store, durable=durable, single_worker=single_worker, slow=slow, snapshot=snapshot)
-    checks = _CHECKS + (_DURABLE_CHECKS if durable else ())
-    if single_worker:
-        checks = tuple(check for check in checks if check not in _SEVERAL_WORKERS_CHECKS)
+    omitted = (*(() if durable else _DURABLE_CHECKS), *(_SEVERAL_WORKERS_CHECKS if single_worker else ()))
+    checks = [check for check in _CHECKS if check not in omitted]
     failures = [failure for check in checks if (failure := _failure(check, make_arena)) is not None]
     if failures:
         raise ExceptionGroup(

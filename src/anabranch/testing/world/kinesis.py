@@ -196,7 +196,7 @@ class SimulatedKinesis:
     async def get_records(
         self, stream: StreamName, shard_iterator: str, *, has_room: Callable[[int], bool] | None = None
     ) -> GetRecordsResponse | None:
-        """Every response counts as a large one."""
+        """Asks `has_room` for every response, whatever its size."""
         request = bodies.encode_get_records(stream, shard_iterator)
         body, server_seconds = await self._call("GetRecords", request)
         if has_room is not None and not has_room(len(body)):

@@ -53,7 +53,7 @@ class SimulatedRows(MemoryRows):
                 pass
 
     def tell_left(self, member_id: str) -> None:
-        """A member counts as left from its request on, which may take effect at any time, also without an answer."""
+        """A member counts as left once it has sent the request: that may take effect later, even without an answer."""
         self._journal.tell(MemberLeft(self._now_ms(), member_id))
 
     def _owner(self, row: LeaseRow) -> str | None:

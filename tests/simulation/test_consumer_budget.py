@@ -216,7 +216,7 @@ def test_large_records_at_many_tips_overdraw_the_budget_by_one_answer_at_most(mo
             await consumer.stop()
             await running
             most_bytes = budget.limit_bytes + budget.overdraft_bytes_max
-            journal.tell(facts.BytesMeasured(now_ms(), "worker", budget.peak_bytes, most_bytes))
+            journal.tell(facts.BytesMeasured(now_ms(), "worker", 0, budget.peak_bytes, most_bytes))
             journal.tell(facts.BytesReceived(now_ms(), "worker", world.kinesis.receiving_bytes_max, most_bytes))
             journal.tell(facts.CleanStop(now_ms(), "worker", budget.used_bytes))
 

@@ -672,8 +672,8 @@ class WithinBudget(facts.Checker):
 
     def tell(self, fact: facts.Fact) -> None:
         match fact:
-            case facts.BytesMeasured(at_ms, process, used_bytes, limit_bytes) if not 0 <= used_bytes <= limit_bytes:
-                self.complain(at_ms, f"{process} holds {used_bytes} of {limit_bytes} bytes")
+            case facts.BytesMeasured(at_ms, process, used, peak, limit) if used < 0 or max(used, peak) > limit:
+                self.complain(at_ms, f"{process} holds {used} bytes and held {peak}, of {limit}")
             case facts.BytesReceived(at_ms, process, received_bytes, counted_bytes) if received_bytes > counted_bytes:
                 self.complain(
                     at_ms, f"{process} receives {received_bytes} bytes, and its budget counts {counted_bytes}"

@@ -153,6 +153,8 @@ class ZombieReported(Fact, frozen=True):
 
 class BytesMeasured(ProcessFact, frozen=True):
     used_bytes: int
+    peak_bytes: int
+    """The most that was used at any time until now."""
     limit_bytes: int
 
 

@@ -345,10 +345,10 @@ def test_a_child_before_its_parents_end_is_found():
 
 def test_bytes_over_the_budget_are_found():
     journal = Journal([WithinBudget()])
-    journal.tell(BytesMeasured(1, "a", 10, 10))
+    journal.tell(BytesMeasured(1, "a", 10, 10, 10))
     assert journal.violations == []
-    journal.tell(BytesMeasured(2, "a", 11, 10))
-    assert "holds 11 of 10 bytes" in journal.violations[0].what
+    journal.tell(BytesMeasured(2, "a", 10, 11, 10))
+    assert "held 11, of 10" in journal.violations[0].what
     journal.tell(CleanStop(3, "a", 0))
     journal.tell(CleanStop(4, "b", 5))
     assert "5 bytes are not given back" in journal.violations[1].what

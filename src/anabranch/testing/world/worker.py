@@ -145,8 +145,7 @@ class JournaledHandler:
         budget = self._budget
         now_ms, name = self._process.world_ms(), self._process.name
         most_bytes = budget.limit_bytes + budget.overdraft_bytes_max
-        self._journal.tell(facts.BytesMeasured(now_ms, name, budget.used_bytes, most_bytes))
-        self._journal.tell(facts.BytesMeasured(now_ms, name, budget.peak_bytes, most_bytes))
+        self._journal.tell(facts.BytesMeasured(now_ms, name, budget.used_bytes, budget.peak_bytes, most_bytes))
 
 
 _DRAIN_SECONDS = 30.0

@@ -5,6 +5,7 @@ If a server is not installed, the test is skipped with a message that says what 
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -43,10 +44,12 @@ def _is_missing(what: str) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Below the ports that the kernel gives to clients: one of those could be taken before the server has started."""
+    while True:
+        port = 10_000 + secrets.randbelow(20_000)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:

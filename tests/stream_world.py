@@ -9,6 +9,7 @@ from typing import Any
 from anabranch import Aws, Consumer, ConsumerSettings, LeaseSettings, PollingSettings
 from anabranch.local import LocalKinesis
 from anabranch.records import Record
+from patience import PATIENCE
 
 QUICK = ConsumerSettings(
     leases=LeaseSettings(expiry=3.0, drain_deadline=5.0, stall_limit=60.0),
@@ -71,21 +72,21 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def run(main: Callable[[], Coroutine[Any, Any, None]], seconds: float = 30) -> None:
+def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     async def limited() -> None:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(1.5 * PATIENCE):
             await main()
 
     asyncio.run(limited())
 
 
-async def until(condition: Callable[[], bool], what: str, seconds: float = 15) -> None:
+async def until(condition: Callable[[], bool], what: str) -> None:
     """Awaits a condition of another task; names it if it does not come."""
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + seconds
+    deadline = loop.time() + PATIENCE
     while not condition():
         if loop.time() > deadline:
-            raise TimeoutError(f"waited {seconds:.0f} s for: {what}")
+            raise TimeoutError(f"waited {PATIENCE:.0f} s for: {what}")
         await asyncio.sleep(0.005)
 
 

@@ -88,7 +88,7 @@ async def read(
 
     running = asyncio.create_task(consumer.run(handle, handle_signals=False))
     if burst_shards:
-        await until(lambda: is_at_tip(consumer, burst_shards), "the tips of all shards", 60)
+        await until(lambda: is_at_tip(consumer, burst_shards), "the tips of all shards")
         print(AT_TIP, flush=True)
         before = rss_bytes()
     ends = asyncio.get_running_loop().time() + seconds

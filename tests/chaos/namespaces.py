@@ -134,7 +134,7 @@ async def run_cut_off(folder: str) -> CutOff:
             found = await _cut_off(fleet, both[0], workers)
             writing.cancel()
             await traffic.close()
-            await fleet.until(lambda: fleet.auditor.outstanding_count == 0, "everything handled", 60)
+            await fleet.until(lambda: fleet.auditor.outstanding_count == 0, "everything handled")
             for worker in workers:
                 await worker.terminate()
             await fleet.look_at_commits()
@@ -153,10 +153,10 @@ async def _cut_off(fleet: Fleet, machine: Machine, workers) -> CutOff:
 
     victim, other = workers
     for worker in workers:
-        await fleet.until(lambda worker=worker: len(shards(worker, 0)) >= SHARDS // 2, f"{worker.name} works", 60)
+        await fleet.until(lambda worker=worker: len(shards(worker, 0)) >= SHARDS // 2, f"{worker.name} works")
     began = time.monotonic()
     machine.cut_off()
-    await fleet.until(lambda: len(shards(other, began)) == SHARDS, "the other machine has all shards", 60)
+    await fleet.until(lambda: len(shards(other, began)) == SHARDS, "the other machine has all shards")
     taken = time.monotonic() - began
     await asyncio.sleep(max(0.0, began + CUT_SECONDS - time.monotonic()))
     fleet.look()

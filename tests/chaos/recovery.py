@@ -71,9 +71,7 @@ class Measurements:
         self.seconds: dict[str, float] = {}
         self.repeats: dict[str, int] = {}
 
-    async def taken_over(
-        self, what: str, worker: WorkerProcess, do: Callable[[], object], patience: float = 60
-    ) -> None:
+    async def taken_over(self, what: str, worker: WorkerProcess, do: Callable[[], object]) -> None:
         """Does something to a worker and waits until all of its keys are handled by others."""
         fleet = self.fleet
         with self.counting(what):
@@ -87,7 +85,6 @@ class Measurements:
             await fleet.until(
                 lambda: recovered_at(fleet.effects, keys, at_ns, worker.id).keys() == keys,
                 f"{what}: recovery",
-                patience,
             )
             self.seconds[what] = (max(recovered_at(fleet.effects, keys, at_ns, worker.id).values()) - at_ns) / 1e9
 
@@ -97,7 +94,7 @@ class Measurements:
         with self.counting(what):
             (worker,) = await fleet.join()
             started = (await fleet.event("ConsumerStarted", worker))["at_ns"]
-            await fleet.until(lambda: len(fleet.events("LeaseTaken", worker)) >= shares, f"{what}: {shares} shards", 60)
+            await fleet.until(lambda: len(fleet.events("LeaseTaken", worker)) >= shares, f"{what}: {shares} shards")
             taken = fleet.events("LeaseTaken", worker)[shares - 1]["at_ns"]
             self.seconds[what] = (taken - started) / 1e9
         return worker
@@ -117,9 +114,12 @@ class Measurements:
                     found.setdefault(effect.record.shard_id, effect.at_ns)
             return found
 
-        await fleet.until(lambda: first_starts().keys() == children, "both children being read", 30)
-        (end,) = [event for event in fleet.events("ShardFinished") if event["shard_id"] == parent["ShardId"]]
-        self.seconds[what] = (max(first_starts().values()) - end["at_ns"]) / 1e9
+        def ends() -> list[int]:
+            finished = fleet.events("ShardFinished")
+            return [event["at_ns"] for event in finished if event["shard_id"] == parent["ShardId"]]
+
+        await fleet.until(lambda: ends() and first_starts().keys() == children, "both children being read")
+        self.seconds[what] = (max(first_starts().values()) - ends()[0]) / 1e9
 
     async def restarted(self) -> None:
         """The only worker is killed; a new one goes on at once. Counted from where the new process begins to join."""
@@ -165,7 +165,7 @@ async def settle(measured: Measurements, writing: asyncio.Task[None]) -> AuditRe
     writing.cancel()
     await asyncio.wait([writing])
     await measured.traffic.close()
-    await fleet.until(lambda: fleet.auditor.outstanding_count == 0, "everything handled", 60)
+    await fleet.until(lambda: fleet.auditor.outstanding_count == 0, "everything handled")
     for worker in fleet.alive():
         await worker.terminate()
     await fleet.look_at_commits()
@@ -176,7 +176,7 @@ async def run_recovery(folder: str, *, workers: int, shards: int, leases: str = 
     async with measured_fleet(folder, shards=shards, leases=leases) as (measured, writing):
         fleet = measured.fleet
         await fleet.join(workers)
-        await fleet.until(lambda: len({effect.process_id for effect in fleet.effects}) == workers, "all at work", 60)
+        await fleet.until(lambda: len({effect.process_id for effect in fleet.effects}) == workers, "all at work")
         joiner = await measured.joined("join", math.floor(shards / (workers + 1)))
         await measured.split()
         first, second = fleet.workers[:2]

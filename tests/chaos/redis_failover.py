@@ -80,7 +80,7 @@ async def run_failover(folder: str, options: str, *, seconds: float) -> FailOver
 async def _fail_over(fleet: Fleet, workers: list[WorkerProcess], fail_over, reconnect, seconds: float) -> FailOver:
     left_behind, other = workers
     for worker in workers:
-        await fleet.until(lambda worker=worker: len(_shards(fleet, worker, 0)) >= SHARDS // 2, worker.name, 60)
+        await fleet.until(lambda worker=worker: len(_shards(fleet, worker, 0)) >= SHARDS // 2, worker.name)
     began = time.monotonic()
     await asyncio.to_thread(fail_over)
     await fleet.until(lambda: len(_shards(fleet, other, began)) == SHARDS, "the other worker has all shards", 90)
@@ -106,7 +106,7 @@ async def run_restored(folder: str) -> FailOver:
             writing = asyncio.create_task(traffic.steadily(0.25))
             workers = await fleet.join(2)
             for worker in workers:
-                await fleet.until(lambda worker=worker: len(_shards(fleet, worker, 0)) >= SHARDS // 2, worker.name, 60)
+                await fleet.until(lambda worker=worker: len(_shards(fleet, worker, 0)) >= SHARDS // 2, worker.name)
             await asyncio.to_thread(shutil.copytree, server.directory, Path(folder, "backup"))
             await asyncio.sleep(10)
             began = time.monotonic()

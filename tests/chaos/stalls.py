@@ -20,6 +20,7 @@ async def run_block(folder: str, *, seconds: float) -> tuple[list[dict], AuditRe
         await fleet.until(
             lambda: bool(recovered_at(fleet.effects, key, blocked_until_ns, not_by=0)), "the loop turning again", 90
         )
+        await fleet.until(lambda: any(event["kind"] == "LoopBlocked" for event in fleet.events()[before:]), "the event")
         events = fleet.events()[before:]
         return events, await settle(measured, writing)
 
@@ -41,6 +42,6 @@ async def run_stall(folder: str, *, stall_limit: float, seconds: float) -> tuple
             lambda: recovered_at(fleet.effects, keys, at_ns, victim.id).keys() == keys, "its shards read elsewhere", 60
         )
         taken_over = (max(recovered_at(fleet.effects, keys, at_ns, victim.id).values()) - at_ns) / 1e9
+        await fleet.event("MemberEnded", victim)
         (said,) = fleet.events("LoopStalled", victim)
-        await fleet.event("MemberEnded", victim, 60)
         return said, taken_over, await settle(measured, writing)

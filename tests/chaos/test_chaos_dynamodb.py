@@ -11,6 +11,7 @@ from worker_fleet import Fleet
 from worker_process import WorkerOptions
 
 from anabranch.stores.urls import open_store
+from patience import PATIENCE
 
 from services import dynamodb_local
 from stream_world import stream_world
@@ -32,7 +33,7 @@ def delete_table(store):
 
 
 async def ended(worker):
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         await worker.process.wait()
     return worker.process.returncode
 
@@ -115,7 +116,7 @@ def test_workers_continue_in_a_restored_table_after_all_other_leases_have_expire
                 await traffic.round(10)
                 began = time.monotonic()
                 (worker,) = await fleet.start(leases=store.leases("restored"))
-                await fleet.until(lambda: fleet.auditor.outstanding_count == 0, "the other records", 60)
+                await fleet.until(lambda: fleet.auditor.outstanding_count == 0, "the other records")
                 assert time.monotonic() - began > 10
                 await worker.terminate()
                 assert fleet.auditor.report().ok

@@ -9,6 +9,8 @@ import recovery
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 TOLERANCE = 3
+BUSY_SECONDS = 5.0
+"""What a busy machine may add. The shortest wait that must not show, for a lease to expire, takes ten."""
 CLEAN = ("join", "clean stop", "rolling restart")
 
 
@@ -19,7 +21,7 @@ def test_shards_are_read_again_within_three_times_the_promised_times_and_clean_m
     late = {
         what: seconds
         for what, seconds in measured.seconds.items()
-        if seconds > TOLERANCE * recovery.BOUNDS_SECONDS[what]
+        if seconds > max(TOLERANCE * recovery.BOUNDS_SECONDS[what], recovery.BOUNDS_SECONDS[what] + BUSY_SECONDS)
     }
     assert not late
     assert measured.seconds.keys() == recovery.BOUNDS_SECONDS.keys()

@@ -9,6 +9,8 @@ import store_chaos
 from worker_fleet import Fleet
 from worker_process import WorkerOptions
 
+from patience import PATIENCE
+
 from services import RedisServerProcess
 from stream_world import stream_world
 
@@ -23,7 +25,7 @@ def test_a_fleet_keeps_every_promise_while_workers_are_killed_and_cut_off_and_re
 
 
 async def ended(worker):
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         await worker.process.wait()
     return worker.process.returncode
 

@@ -76,7 +76,7 @@ async def run_fanout(folder: str, seconds: float) -> str:
         following = asyncio.create_task(follow(worker, lines))
         try:
             splits = await write(world, lines, seconds)
-            await until(lambda: lines[-1]["handled"] >= world.put_count, "all records", 60)
+            await until(lambda: lines[-1]["handled"] >= world.put_count, "all records")
             state = lines[-1]
         finally:
             worker.send_signal(signal.SIGTERM)
@@ -98,7 +98,7 @@ async def run_fanout(folder: str, seconds: float) -> str:
 
 async def write(world, lines, seconds: float) -> int:
     """Until the time is up; every two minutes a split, then a merge."""
-    await until(lambda: bool(lines), "the worker", 60)
+    await until(lambda: bool(lines), "the worker")
     begun, splits = time.monotonic(), 0
     while (elapsed := time.monotonic() - begun) < seconds:
         world.put(KEYS)

@@ -21,6 +21,7 @@ from anabranch import Aws
 from anabranch._model.leases import LeaseRow
 from anabranch.stores.catalogue import find_store
 from anabranch.testing import Auditor
+from patience import PATIENCE
 
 from stream_world import Credentials
 
@@ -45,10 +46,10 @@ class WorkerProcess:
         await self.process.wait()
         return time.monotonic_ns()
 
-    async def terminate(self, seconds: float = 40) -> int:
+    async def terminate(self) -> int:
         """A clean stop; when it was over."""
         self.process.terminate()
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(PATIENCE):
             await self.process.wait()
         return time.monotonic_ns()
 
@@ -161,12 +162,12 @@ class Fleet:
             if kind in {None, event["kind"]} and (worker is None or event["process_id"] == worker.id)
         ]
 
-    async def event(self, kind: str, worker: WorkerProcess | None = None, seconds: float = 30) -> dict[str, Any]:
+    async def event(self, kind: str, worker: WorkerProcess | None = None) -> dict[str, Any]:
         """Waits for the first event of a kind."""
-        await self.until(lambda: bool(self.events(kind, worker)), f"{kind} of {worker and worker.name}", seconds)
+        await self.until(lambda: bool(self.events(kind, worker)), f"{kind} of {worker and worker.name}")
         return self.events(kind, worker)[0]
 
-    async def until(self, condition: Any, what: str, seconds: float = 30) -> None:
+    async def until(self, condition: Any, what: str, seconds: float = PATIENCE) -> None:
         """Waits for a condition of the log; a worker that ended in an error ends the wait."""
         deadline = time.monotonic() + seconds
         while True:

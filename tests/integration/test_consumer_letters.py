@@ -15,6 +15,8 @@ from anabranch.events import DeadLettersWarning, RecordDeadLettered
 from anabranch.local import LocalKinesis
 from letter_samples import AWS_NAMES, moto
 
+from stream_world import until
+
 NUMBERS = itertools.count()
 SETTINGS = ConsumerSettings(polling=PollingSettings(idle_interval=0.2))
 DATA = [b"poison" if number in {3, 8} else b"order %d" % number for number in range(12)]
@@ -141,29 +143,23 @@ def test_a_queue_that_goes_away_is_the_reason_and_the_letter_is_written_when_it_
         )  # fmt: skip
         async with asyncio.TaskGroup() as group:
             run = group.create_task(reader.run(handler))
-            await until(lambda: reader.status().shards)
+            await until(lambda: reader.status().shards, "the shards")
             queue = sqs.get_queue_url(QueueName=name)["QueueUrl"]
             sqs.delete_queue(QueueUrl=queue)
             await fill()
-            await until(lambda: any(shard.reason is not None for shard in reader.status().shards))
+            await until(lambda: any(shard.reason is not None for shard in reader.status().shards), "the reason")
             (reason,) = [shard.reason for shard in reader.status().shards if shard.reason is not None]
             assert reason.code == "letter-not-written"
             assert f"sqs://{name} does not exist: create it" in str(reason)
-            await until(lambda: len(handler.handled) >= 8)  # other keys go on
+            await until(lambda: len(handler.handled) >= 8, "the other keys")  # other keys go on
             server.make_queue(name)
-            await until(lambda: sum(isinstance(event, RecordDeadLettered) for event in events) == 2)
-            await until(lambda: len(handler.handled) == 10)
+            await until(lambda: sum(isinstance(event, RecordDeadLettered) for event in events) == 2, "both letters")
+            await until(lambda: len(handler.handled) == 10, "all records")
             await reader.stop()
             assert (await run).clean
         assert len(await letters_of(url)) == 2
 
     on_kinesis(monkeypatch, work)
-
-
-async def until(condition):
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 -- the consumer has no event for it
-            await asyncio.sleep(0.01)
 
 
 def test_a_destination_that_cannot_be_used_is_an_error_at_the_start(server, monkeypatch):
@@ -197,7 +193,7 @@ def test_a_letter_that_is_too_large_waits_with_that_reason_or_goes_to_the_overfl
         )  # fmt: skip
         async with asyncio.TaskGroup() as group:
             run = group.create_task(reader.run(Handler()))
-            await until(lambda: any(shard.reason is not None for shard in reader.status().shards))
+            await until(lambda: any(shard.reason is not None for shard in reader.status().shards), "the reason")
             (reason,) = [shard.reason for shard in reader.status().shards]
             assert "takes 4,096: set DeadLetter(overflow=" in str(reason)
             await reader.stop()

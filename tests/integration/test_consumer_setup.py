@@ -7,13 +7,14 @@ import pytest
 
 from anabranch import Aws, Consumer, errors
 from anabranch._engine import shard_discovery
+from patience import PATIENCE
 
 from stream_world import QUICK, Credentials, run, stream_world
 
 
 def _consume(consumer):
     async def main():
-        async with asyncio.timeout(20), consumer:
+        async with asyncio.timeout(PATIENCE), consumer:
             async for _ in consumer:
                 pass
 

@@ -84,7 +84,7 @@ def _outcomes(program, number):
     async def main():
         found.extend(await _signal_program(program, number))
 
-    run(main, 20)
+    run(main)
     return tuple(found)
 
 
@@ -118,7 +118,7 @@ def test_a_signal_stops_every_consumer_that_runs():
             os.kill(os.getpid(), signal.SIGTERM)
             assert all(report.clean for report in await asyncio.gather(*runs))
 
-    run(main, 10)
+    run(main)
 
 
 def test_the_end_of_one_run_leaves_the_signals_to_the_other():
@@ -132,7 +132,7 @@ def test_the_end_of_one_run_leaves_the_signals_to_the_other():
             os.kill(os.getpid(), signal.SIGTERM)
             assert (await runs[0]).clean
 
-    run(main, 10)
+    run(main)
 
 
 async def _signal_and_stop(world, number, has_come, **options):
@@ -171,7 +171,7 @@ def test_a_handler_of_the_program_keeps_its_signal(number):
             assert not await _signal_and_stop(world, number, lambda: seen)
             assert signal.getsignal(number) is handler
 
-    run(main, 10)
+    run(main)
     assert seen == [number]
 
 
@@ -187,7 +187,7 @@ def test_a_handler_of_the_event_loop_keeps_its_signal_and_still_has_it_after_the
             os.kill(os.getpid(), number)
             await until(lambda: len(seen) == 2, "the second signal")
 
-    run(main, 10)
+    run(main)
 
 
 @pytest.mark.usefixtures("dispositions")
@@ -201,7 +201,7 @@ def test_a_signal_that_the_program_ignores_stays_ignored(number):
             assert (await consumer.run(lambda _: os.kill(os.getpid(), number))).clean
             assert signal.getsignal(number) == signal.SIG_IGN
 
-    run(main, 10)
+    run(main)
 
 
 @pytest.mark.usefixtures("dispositions")
@@ -220,7 +220,7 @@ def test_true_takes_a_signal_over_and_gives_it_back(number):
             os.kill(os.getpid(), number)
             await until(lambda: seen, "the program's own handler")
 
-    run(main, 10)
+    run(main)
 
 
 @pytest.mark.usefixtures("dispositions")
@@ -237,7 +237,7 @@ def test_true_takes_it_over_for_all_runs_that_may_have_it_and_false_for_none():
             await kept.stop()
             await running
 
-    run(main, 10)
+    run(main)
 
 
 @pytest.mark.usefixtures("dispositions")
@@ -249,7 +249,7 @@ def test_a_run_puts_back_what_was_there_in_the_loop_too(number):
             assert (await world.consumer(app="billing", leases="memory://", until="tip").run(lambda record: None)).clean
             assert signal.getsignal(number) is before
 
-    run(main, 10)
+    run(main)
 
 
 @pytest.mark.usefixtures("dispositions")
@@ -270,7 +270,7 @@ def test_a_program_that_took_a_signal_during_a_run_may_put_ours_back_after_it():
             signal.signal(signal.SIGTERM, ours)
             signal.raise_signal(signal.SIGTERM)
 
-    run(main, 10)
+    run(main)
     assert seen == ["server", "before"]
 
 
@@ -291,7 +291,7 @@ def test_a_fork_of_a_worker_ends_by_the_signal():
             await consumer.stop()
             await running
 
-    run(main, 10)
+    run(main)
 
 
 def test_a_thread_runs_without_signals_and_says_so_if_it_is_asked_for_them():
@@ -304,7 +304,7 @@ def test_a_thread_runs_without_signals_and_says_so_if_it_is_asked_for_them():
             with pytest.raises(UsageError, match="handle_signals=True works only in the main thread"):
                 await world.consumer(**options).run(lambda record: None, handle_signals=True)
 
-    thread = threading.Thread(target=run, args=(main, 10))
+    thread = threading.Thread(target=run, args=(main,))
     thread.start()
     thread.join()
     assert outcomes[0].clean
@@ -317,7 +317,7 @@ def test_another_value_is_refused(way):
             with pytest.raises(ConfigurationError, match="handle_signals is 'SIGTERM'; it must be True, False or None"):
                 await getattr(world.consumer(), way)(lambda record: None, handle_signals="SIGTERM")
 
-    run(main, 10)
+    run(main)
 
 
 @pytest.mark.usefixtures("dispositions")
@@ -336,7 +336,7 @@ def test_a_run_that_a_signal_stops_returns_a_report_of_its_stopped_shard():
             assert not report.clean
             assert isinstance(report.stopped[0].error, LookupError)
 
-    run(main, 10)
+    run(main)
 
 
 async def _fail(record):

@@ -11,6 +11,7 @@ from anabranch import Retry, events
 from anabranch.errors import ShardStoppedError
 from anabranch.reasons import CallsOutliveHandOff
 from anabranch.records import Record
+from patience import PATIENCE
 from two_workers import TwoWorkers
 
 from stream_world import check_order, numbers, run, stream_world, until
@@ -22,21 +23,24 @@ def test_a_stateful_consumer_was_offline_during_a_reshard(tmp_path):
     async def main():
         async with stream_world(2) as world:
             options = {"app": "billing", "leases": f"sqlite:///{tmp_path}/leases.db", "until": "tip"}
-            world.put(KEYS * 2)
             seen: list[Record[bytes]] = []
-            for round_number in range(3):
+
+            async def consume():
                 async with world.consumer(**options) as consumer:
                     seen.extend([record async for record in consumer])
-                world.put(KEYS)
-                if round_number == 0:
-                    world.split()
-                world.put(KEYS)
-            async with world.consumer(app="billing", leases=options["leases"], idle_timeout=0.8) as consumer:
-                seen.extend([record async for record in consumer])
+
+            world.put(KEYS * 2)
+            await consume()
+            world.put(KEYS)
+            world.split()
+            world.put(KEYS)
+            await consume()
+            world.put(KEYS)
+            await consume()
             check_order(seen)
             assert sorted(numbers(seen)) == list(range(world.put_count))
 
-    run(main, 60)
+    run(main)
 
 
 def test_an_error_text_that_no_store_can_keep_stops_its_shard_and_not_its_worker(tmp_path, caplog):
@@ -62,19 +66,6 @@ def test_an_error_text_that_no_store_can_keep_stops_its_shard_and_not_its_worker
     run(main)
 
 
-def test_an_idle_timeout_does_not_end_a_consumer_that_could_not_read_yet():
-    async def main():
-        async with stream_world(2) as world:
-            world.put(str(number) for number in range(10))
-            world.kinesis.faults.on("GetRecords").throttle().at_most(6)  # of two shards
-            seen = []
-            consumer = world.consumer(app="billing", leases="memory://", idle_timeout=0.5)
-            assert (await consumer.run(seen.append)).clean
-            assert len(seen) == 10
-
-    run(main)
-
-
 def test_a_forced_hand_off_waits_for_a_call_that_cannot_be_cancelled():
     async def main():
         async with stream_world(2) as world:
@@ -82,7 +73,7 @@ def test_a_forced_hand_off_waits_for_a_call_that_cannot_be_cancelled():
 
             def handle(record):
                 running.append(record)
-                go_on.wait(20)
+                go_on.wait(PATIENCE)
                 effects.append(("first", int(record.data)))
 
             async with TwoWorkers(world, "force", handle) as workers:
@@ -99,7 +90,7 @@ def test_a_forced_hand_off_waits_for_a_call_that_cannot_be_cancelled():
                 await until(lambda: len(effects) == 3, "the rest, by the other worker")
             assert effects == [("first", 0), ("second", 1), ("second", 2)]
 
-    run(main, 20)
+    run(main)
 
 
 class _Effects(list):

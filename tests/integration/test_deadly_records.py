@@ -87,7 +87,7 @@ def test_a_record_that_kills_processes_is_named_in_the_end_and_no_other_shard_lo
         assert rows[stopped[0]].stopped.reason.owner_count == 5
         _check_effects(effects.read_text().splitlines(), stopped[0], before=30)
 
-    run(main, 80)
+    run(main)
 
 
 def _check_effects(lines, poisoned, before):

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.testing.doubles import run_local_kinesis
+from patience import PATIENCE
 
 from services import moto_dynamodb
 
@@ -63,12 +64,12 @@ def test_a_sample_runs_as_it_is_printed(block, files, tmp_path):
             command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         if _runs_forever(block):
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + PATIENCE
             while reads.matched < _READS and sample.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.05)
             if sample.poll() is None:
                 sample.terminate()  # it must end cleanly, as with Ctrl-C
-        output, _ = sample.communicate(timeout=60)
+        output, _ = sample.communicate(timeout=PATIENCE)
     assert sample.returncode in ({0, -15} if _runs_forever(block) else {0}), output
     assert "Traceback" not in output, output
 

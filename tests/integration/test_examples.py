@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PROMISED = {
     "enrich.py": "enriched 100 orders, each once: True, clean stop: True",
@@ -45,7 +47,7 @@ def test_an_example_runs_and_prints_what_it_promises(name, tmp_path):
     }  # fmt: skip
     done = subprocess.run(
         ["bash", "-c", commands()[name]], cwd=EXAMPLES.parent, env=environment,
-        capture_output=True, text=True, timeout=90, check=False,
+        capture_output=True, text=True, timeout=1.5 * PATIENCE, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert PROMISED[name] in done.stdout

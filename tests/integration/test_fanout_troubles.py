@@ -62,7 +62,7 @@ class Worker:
 
     async def __aenter__(self):
         self._running = asyncio.create_task(self.consumer.run(self.handle, handle_signals=False))
-        await until(lambda: self.states == ["active"] * SHARDS, f"subscriptions, not {self.states}", 30)
+        await until(lambda: self.states == ["active"] * SHARDS, f"subscriptions, not {self.states}")
         return self
 
     async def __aexit__(self, kind, error, trace):
@@ -86,7 +86,7 @@ class Worker:
             _ = self.states
 
     async def check(self):
-        await until(lambda: len(self.records) >= self.world.put_count, "all records", 60)
+        await until(lambda: len(self.records) >= self.world.put_count, "all records")
         assert sorted(numbers(self.records)) == list(range(self.world.put_count))
         check_order(self.records)
 
@@ -258,11 +258,11 @@ async def full_budget(world):
             half = str((number % SHARDS) << 127)
             world.call("PutRecord", PartitionKey=f"k{number % SHARDS}", ExplicitHashKey=half, Data=data)
             await asyncio.sleep(0)
-        await until(lambda: worker.states == ["full"] * SHARDS, "closed subscriptions", 40)
-        await until(lambda: all(one.is_over for _, one in of_stream(world)), "their end at the server", 5)
+        await until(lambda: worker.states == ["full"] * SHARDS, "closed subscriptions")
+        await until(lambda: all(one.is_over for _, one in of_stream(world)), "their end at the server")
         await asyncio.sleep(10)
         gate.set()
-        await until(lambda: len(worker.records) == 60, "all records", 40)
+        await until(lambda: len(worker.records) == 60, "all records")
         assert len({record.sequence_number for record in worker.records}) == 60
         assert budget.peak_bytes <= budget.limit_bytes
 

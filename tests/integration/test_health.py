@@ -10,6 +10,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
@@ -20,6 +21,7 @@ from anabranch.errors import ConfigurationError
 from anabranch.health import HealthApp
 from anabranch.metrics import Prometheus
 from anabranch.testing.doubles import run_local_kinesis
+from patience import PATIENCE, wait_for
 
 from services import free_port, moto_dynamodb
 from stream_world import QUICK, StreamWorld, run, stream_world, until
@@ -42,17 +44,9 @@ async def ask(consumer, path):
 
 async def until_ready(consumer, status=200):
     """Awaits this answer of `/ready`; returns the reasons."""
-    found = []
-
-    async def look():
-        found[:] = [await ask(consumer, "/ready")]
-        return found[0][0] == status
-
-    deadline = time.monotonic() + 20
-    while not await look():
-        assert time.monotonic() < deadline, found
+    while (found := await ask(consumer, "/ready"))[0] != status:  # noqa: ASYNC110 -- it has no event
         await asyncio.sleep(0.05)
-    return found[0][1]["reasons"]
+    return found[1]["reasons"]
 
 
 def health_consumer(world, **options):
@@ -150,7 +144,7 @@ def test_an_unreachable_store_shows_in_ready_and_restarts_no_worker(monkeypatch)
                 await consumer.stop()
                 await running
 
-    run(main, 60)
+    run(main)
 
 
 def test_unreadable_and_stopped_shards_show_in_ready_and_restart_no_worker():
@@ -176,19 +170,20 @@ def test_unreadable_and_stopped_shards_show_in_ready_and_restart_no_worker():
             await consumer.stop()
             await running
 
-    run(main, 60)
+    run(main)
 
 
-def test_a_blocked_event_loop_is_not_ready_and_one_that_stays_blocked_is_not_live():
+def test_a_blocked_event_loop_is_not_ready_and_one_that_stays_blocked_is_not_live(monkeypatch):
     """Asked from a thread, because the event loop of this test is the one that is blocked."""
+    monkeypatch.setattr("anabranch._event_loops.READ_WAIT_SECONDS", 0.05)
     settings = ConsumerSettings(
         leases=LeaseSettings(expiry=3.0, stall_limit=3.0), polling=QUICK.polling, health_host="127.0.0.1"
     )
     answers, blocked = [], threading.Event()
 
     def watch(url):
-        blocked.wait(20)
-        deadline = time.monotonic() + 20
+        blocked.wait(PATIENCE)
+        deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline and (not answers or answers[-1][1] != 503):
             answers.append((fetch(f"{url}/ready")[0], fetch(f"{url}/live")[0]))
 
@@ -213,7 +208,7 @@ def test_a_blocked_event_loop_is_not_ready_and_one_that_stays_blocked_is_not_liv
         assert answers[0] == (503, 200)
         assert answers[-1] == (503, 503)
 
-    run(main, 60)
+    run(main)
 
 
 def test_live_does_not_wait_for_a_busy_event_loop_nor_for_pages_that_do(monkeypatch):
@@ -226,7 +221,7 @@ def test_live_does_not_wait_for_a_busy_event_loop_nor_for_pages_that_do(monkeypa
 
     def watch(url):
         try:
-            blocked.wait(20)
+            blocked.wait(PATIENCE)
             waiting = [
                 threading.Thread(target=get, args=(f"{url}/{page}",)) for page in ("ready", "metrics", "status.json")
             ]
@@ -244,7 +239,7 @@ def test_live_does_not_wait_for_a_busy_event_loop_nor_for_pages_that_do(monkeypa
 
             async def block(record):
                 blocked.set()
-                released.wait(30)
+                released.wait(PATIENCE)
 
             running = asyncio.create_task(consumer.run(block))
             await until(lambda: consumer.health_url is not None, "the server")
@@ -256,7 +251,7 @@ def test_live_does_not_wait_for_a_busy_event_loop_nor_for_pages_that_do(monkeypa
         assert answers[0] == ("live", 200)
         assert sorted(answers[1:]) == [("metrics", 200), ("ready", 200), ("status.json", 200)]
 
-    run(main, 90)
+    run(main)
 
 
 def test_a_busy_event_loop_keeps_no_web_server_on_another_loop_from_answering():
@@ -276,7 +271,7 @@ def test_a_busy_event_loop_keeps_no_web_server_on_another_loop_from_answering():
             await answer(app, "/live")
             await waiting
 
-        blocked.wait(20)
+        blocked.wait(PATIENCE)
         try:
             asyncio.run(both())
         finally:
@@ -288,7 +283,7 @@ def test_a_busy_event_loop_keeps_no_web_server_on_another_loop_from_answering():
 
             async def block(record):
                 blocked.set()
-                released.wait(30)
+                released.wait(PATIENCE)
 
             running = asyncio.create_task(consumer.run(block))
             serving = asyncio.get_running_loop().run_in_executor(None, serve, HealthApp(consumer))
@@ -298,7 +293,7 @@ def test_a_busy_event_loop_keeps_no_web_server_on_another_loop_from_answering():
             await running
         assert answers == [("/live", 200), ("/ready", 503)]
 
-    run(main, 60)
+    run(main)
 
 
 def test_a_producer_whose_event_loop_is_busy_is_live_and_not_ready(monkeypatch):
@@ -467,7 +462,7 @@ def test_the_command_line_serves_the_health_of_all_workers(workers, tmp_path):
             cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         try:
-            assert wait_for_status(f"{url}/ready", 200)
+            wait_for_status(f"{url}/ready", 200)
             assert fetch(f"{url}/live")[0] == 200
             assert fetch(f"{url}/live", "POST")[0] == 405
             families = list(text_string_to_metric_families(fetch(f"{url}/metrics")[1].decode()))
@@ -483,7 +478,7 @@ def test_the_command_line_serves_the_health_of_all_workers(workers, tmp_path):
                 check_that_busy_workers_are_live(kinesis, tmp_path, url)
                 check_that_a_dead_worker_shows(process, url)
             process.send_signal(signal.SIGTERM)
-            _, errors = process.communicate(timeout=30)
+            _, errors = process.communicate(timeout=PATIENCE)
             assert "Traceback" not in errors
         finally:
             process.kill()
@@ -521,21 +516,14 @@ def check_that_a_dead_worker_shows(process, url):
     victim = int(line.rpartition("processes ")[2].split(",")[0])
     os.kill(victim, signal.SIGKILL)
     wait_for_status(f"{url}/ready", 503)
-    deadline = time.monotonic() + 20
-    while json.loads(fetch(f"{url}/ready")[1])["workers"] != {"0": ["it has ended"]}:
-        assert time.monotonic() < deadline
+    wait_for(lambda: json.loads(fetch(f"{url}/ready")[1])["workers"] == {"0": ["it has ended"]}, "its end")
     assert fetch(f"{url}/live")[0] == 200
     assert json.loads(fetch(f"{url}/status.json")[1])["workers"]["0"] == {"error": "it has ended"}
 
 
 def wait_for_status(url, status):
-    deadline, found = time.monotonic() + 30, None
-    while time.monotonic() < deadline:
-        try:
-            found = fetch(url)
-        except OSError as error:
-            found = (0, error)
-        if found[0] == status:
-            return found[1]
-        time.sleep(0.05)
-    raise TimeoutError(f"{url} did not answer {status}, but {found}")
+    def look():
+        with suppress(OSError):
+            return fetch(url)[0] == status
+
+    wait_for(look, f"{status} of {url}")

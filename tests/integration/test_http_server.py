@@ -13,6 +13,7 @@ import pytest
 from anabranch._http.server.exchange import Abandon, HangUp, Response, ServerLimits, StreamingResponse
 from anabranch._http.server.http_server import HttpServer
 from anabranch.errors import ConfigurationError, UsageError
+from patience import PATIENCE
 
 REQUEST = b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nbody"
 
@@ -100,7 +101,7 @@ def running(limits=None):
         def run():
             async def main():
                 application = Application()
-                async with asyncio.timeout(20), HttpServer(application, limits=limits) as server:
+                async with asyncio.timeout(PATIENCE), HttpServer(application, limits=limits) as server:
                     await test(server, application)
 
             asyncio.run(main())
@@ -308,7 +309,7 @@ def test_a_stop_lets_answers_finish_and_ends_streams_cleanly():
         with pytest.raises(UsageError, match="not running"):
             _ = server.port
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
 
 
 def test_a_stop_cuts_what_does_not_finish():
@@ -323,7 +324,7 @@ def test_a_stop_cuts_what_does_not_finish():
             with suppress(ConnectionResetError):
                 assert await reader.read() == b""
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
 
 
 def test_a_port_in_use_is_named():
@@ -485,4 +486,4 @@ def test_a_stop_ends_http2_streams_and_sends_goaway():
                 await client.receive()
             await stopping
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))

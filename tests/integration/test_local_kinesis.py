@@ -12,6 +12,7 @@ import pytest
 from anabranch.errors import ConfigurationError, UsageError
 from anabranch.local import LocalKinesis
 from anabranch.local.server import write_self_signed_certificate
+from patience import PATIENCE
 
 AUTHORIZATION = (
     "AWS4-HMAC-SHA256 Credential=a/20261116/us-east-1/kinesis/aws4_request, SignedHeaders=host, Signature=00"
@@ -44,7 +45,7 @@ def call(kinesis, operation, **members):
 
 def running(test):
     def run(*fixtures, **named):
-        asyncio.run(asyncio.wait_for(test(*fixtures, **named), 20))
+        asyncio.run(asyncio.wait_for(test(*fixtures, **named), PATIENCE))
 
     run.__name__ = test.__name__
     return run
@@ -173,7 +174,7 @@ def test_expired_records_are_freed_in_memory_and_in_the_journal(tmp_path):
             data = "A" * 1_000_000
             for _ in range(3):
                 await call(kinesis, "PutRecords", StreamName="orders", Records=[{"Data": data, "PartitionKey": "k"}])
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE):
                 while kinesis.state.account.size_bytes or (tmp_path / "journal").stat().st_size > 10_000:  # noqa: ASYNC110 -- by time
                     await asyncio.sleep(0.05)
             await call(kinesis, "PutRecords", StreamName="orders", Records=[RECORD])

@@ -219,7 +219,7 @@ def test_a_handler_in_a_thread_or_process_reports_its_own_metrics(processes):
             await consumer.run(report_confidence, processes=processes)
             assert number(consumer.metrics(), "Confidence", app="(ephemeral)").total == pytest.approx(0.3)
 
-    run(main, 60)
+    run(main)
 
 
 def test_only_successful_calls_count():

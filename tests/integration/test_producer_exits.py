@@ -7,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 
 import boto3
 import pytest
@@ -17,6 +16,9 @@ from anabranch._wire.aggregate import open_aggregate
 from anabranch.config import ProducerSettings
 from anabranch.errors import ConfigurationError, ProducerError
 from anabranch.sync_producer import SyncProducer
+from patience import PATIENCE, wait_for
+
+from services import free_port
 
 
 @pytest.fixture
@@ -44,21 +46,20 @@ def count_records(client):
 
 
 def run(script, *, code=0, **variables):
-    """What the script wrote to standard error, and the seconds that it took."""
-    started = time.monotonic()
+    """What the script wrote to standard error."""
     done = subprocess.run(
         [sys.executable, "-c", "import anabranch\n" + textwrap.dedent(script)],
-        capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **variables},
+        capture_output=True, text=True, timeout=PATIENCE, check=False, env={**os.environ, **variables},
     )  # fmt: skip
     assert done.returncode == code, done.stderr
-    return done.stderr, time.monotonic() - started
+    return done.stderr
 
 
 # the blocking producer
 
 
 def test_a_producer_that_goes_out_of_scope_delivers(kinesis):
-    errors, _ = run("""
+    errors = run("""
         def work():
             producer = anabranch.SyncProducer("orders")
             for number in range(2_000):
@@ -70,7 +71,7 @@ def test_a_producer_that_goes_out_of_scope_delivers(kinesis):
 
 
 def test_a_program_that_ends_before_the_first_connection_delivers(kinesis):
-    errors, _ = run("""
+    errors = run("""
         producer = anabranch.SyncProducer("orders")
         for number in range(100):
             producer.put(b"%d" % number, "k")
@@ -81,9 +82,7 @@ def test_a_program_that_ends_before_the_first_connection_delivers(kinesis):
 
 def test_over_a_host_name_too(local_kinesis, kinesis):
     url = local_kinesis.endpoint_url.replace("127.0.0.1", "localhost")
-    errors, _ = run(
-        'anabranch.SyncProducer("orders").put(b"x", "k")', AWS_ENDPOINT_URL=url, AWS_ENDPOINT_URL_KINESIS=url
-    )
+    errors = run('anabranch.SyncProducer("orders").put(b"x", "k")', AWS_ENDPOINT_URL=url, AWS_ENDPOINT_URL_KINESIS=url)
     assert errors == ""
     assert count_records(kinesis) == 1
 
@@ -102,7 +101,7 @@ def test_the_exit_code_stays(end, code, kinesis):
 
 
 def test_threads_that_outlive_the_main_thread_may_continue_writing(kinesis):
-    errors, _ = run("""
+    errors = run("""
         import threading, time
         producer = anabranch.SyncProducer("orders")
         def work():
@@ -118,7 +117,7 @@ def test_threads_that_outlive_the_main_thread_may_continue_writing(kinesis):
 
 
 def test_a_hook_at_exit_may_still_put(kinesis):
-    errors, _ = run("""
+    errors = run("""
         import atexit
         producer = anabranch.SyncProducer("orders")
         atexit.register(lambda: producer.put(b"last", "k"))
@@ -148,7 +147,7 @@ def test_a_child_of_multiprocessing_delivers(method, kinesis, tmp_path):
     """)
     )
     done = subprocess.run(
-        [sys.executable, str(script), method], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, str(script), method], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert count_records(kinesis) == 100
@@ -163,17 +162,16 @@ def deaf_endpoint():
 
 @pytest.fixture
 def closed_endpoint():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    return f"http://127.0.0.1:{port}"
+    return f"http://127.0.0.1:{free_port()}"
 
 
 @pytest.mark.parametrize("endpoint", ["deaf_endpoint", "closed_endpoint"])
 def test_where_the_endpoint_is_down_the_program_ends_in_time_and_says_what_was_not_delivered(
     endpoint, request, local_kinesis
 ):
+    """In time: `run` does not wait as long as the delivery timeout, two minutes."""
     url = request.getfixturevalue(endpoint)
-    errors, seconds = run(
+    errors = run(
         """
         def work():
             producer = anabranch.SyncProducer("orders", settings=anabranch.ProducerSettings(exit_timeout=1.0))
@@ -188,11 +186,10 @@ def test_where_the_endpoint_is_down_the_program_ends_in_time_and_says_what_was_n
     )
     assert errors.count("30 records were not delivered: ") == 2, errors
     assert len(errors.splitlines()) < 20, errors
-    assert seconds < 1 + 9  # the time to start, on a busy machine
 
 
 def test_a_hook_that_never_returns_does_not_keep_the_program(kinesis):
-    errors, seconds = run("""
+    errors = run("""
         import time
         producer = anabranch.SyncProducer(
             "missing", on_undelivered=lambda _: time.sleep(1_000), settings=anabranch.ProducerSettings(exit_timeout=1.0)
@@ -201,21 +198,16 @@ def test_a_hook_that_never_returns_does_not_keep_the_program(kinesis):
         producer.put(b"y", "l")
     """)
     assert "did not stop within 1 s" in errors
-    assert seconds < 15
 
 
 def test_what_a_dropped_producer_could_not_deliver_is_logged_while_the_program_continues(kinesis, caplog):
     SyncProducer("missing").put(b"x", "k")
-    wait_for(lambda: "1 records were not delivered" in caplog.text)
+    wait_for(lambda: "1 records were not delivered" in caplog.text, "the log")
     assert "ResourceNotFoundException" in caplog.text
-    wait_for(lambda: not any("anabranch-producer" in thread.name for thread in threading.enumerate()))
-
-
-def wait_for(is_so):
-    give_up = time.monotonic() + 30
-    while not is_so():
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
+    wait_for(
+        lambda: not any("anabranch-producer" in thread.name for thread in threading.enumerate()),
+        "the end of the thread",
+    )
 
 
 def test_the_time_at_exit_is_ten_seconds_by_default():
@@ -254,14 +246,17 @@ def test_an_unexpected_error_in_the_thread_leaves_no_caller_waiting(step, kinesi
     for end in (producer.flush, producer.close):
         with contextlib.suppress(ProducerError, ZeroDivisionError):
             end()
-    wait_for(lambda: not any("anabranch-producer" in thread.name for thread in threading.enumerate()))
+    wait_for(
+        lambda: not any("anabranch-producer" in thread.name for thread in threading.enumerate()),
+        "the end of the thread",
+    )
 
 
 # the asynchronous producer
 
 
 def test_a_producer_that_was_never_closed_says_so_when_its_loop_ends(kinesis):
-    errors, _ = run("""
+    errors = run("""
         import asyncio
         async def main():
             producer = anabranch.Producer("orders")
@@ -274,7 +269,7 @@ def test_a_producer_that_was_never_closed_says_so_when_its_loop_ends(kinesis):
 
 
 def test_a_producer_that_was_never_closed_says_so_when_the_interpreter_ends(kinesis):
-    errors, _ = run("""
+    errors = run("""
         import asyncio
         async def main():
             producer = anabranch.Producer("orders")
@@ -287,7 +282,7 @@ def test_a_producer_that_was_never_closed_says_so_when_the_interpreter_ends(kine
 
 
 def test_an_unseen_failure_is_reported_when_the_loop_ends(kinesis):
-    errors, _ = run("""
+    errors = run("""
         import asyncio
         async def main():
             producer = anabranch.Producer("missing")
@@ -300,7 +295,7 @@ def test_an_unseen_failure_is_reported_when_the_loop_ends(kinesis):
 
 
 def test_a_close_that_is_cut_off_says_what_was_not_delivered(kinesis, deaf_endpoint):
-    errors, _ = run(
+    errors = run(
         """
         import asyncio
         async def main():
@@ -319,7 +314,7 @@ def test_a_close_that_is_cut_off_says_what_was_not_delivered(kinesis, deaf_endpo
 
 
 def test_nothing_is_said_where_everything_was_delivered(kinesis):
-    errors, _ = run("""
+    errors = run("""
         import asyncio
         async def main():
             producer = anabranch.Producer("orders")

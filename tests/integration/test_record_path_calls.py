@@ -62,7 +62,7 @@ def count_calls(consume, records, **options):
             finally:
                 sys.setprofile(None)
 
-    run(main, 60)
+    run(main)
     return counted
 
 

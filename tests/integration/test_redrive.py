@@ -14,6 +14,7 @@ from anabranch.errors import ConfigurationError, DeadLetterError
 from anabranch.letters import decode_letter, stream_order
 from anabranch.local import LocalKinesis
 from letter_samples import AWS_NAMES, a_letter, moto
+from patience import PATIENCE
 
 NUMBERS = itertools.count()
 QUICK = Retry(attempts=3, backoff=0.0, backoff_max=0.0)
@@ -186,7 +187,7 @@ def test_more_letters_than_fit_a_page_or_a_round_are_all_redriven_in_order(url, 
 
 @pytest.mark.long
 def test_a_letter_stays_hidden_while_its_handler_runs(server, monkeypatch):
-    monkeypatch.setattr("anabranch.dead_letters.sqs.HOLD_SECONDS", 2)
+    monkeypatch.setattr("anabranch.dead_letters.sqs.HOLD_SECONDS", 4)
     monkeypatch.setattr("anabranch.dead_letters.redrive.HOLD_SECONDS", 1.5)
     url = server.make_queue(f"redriven-{next(NUMBERS)}")
 
@@ -201,7 +202,7 @@ def test_a_letter_stays_hidden_while_its_handler_runs(server, monkeypatch):
         async with DeadLetters(url) as box, asyncio.TaskGroup() as group:
             run = group.create_task(box.redrive(slow))
             await begun.wait()
-            for _ in range(8):
+            for _ in range(10):
                 await asyncio.sleep(0.5)
                 assert await left(url) == []
             go_on.set()
@@ -216,7 +217,7 @@ def test_reading_a_queue_ends_even_if_its_messages_come_back_at_once(server, mon
 
     async def main():
         await fill(url, keyed(5))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             assert await left(url) == keyed(5)
 
     asyncio.run(main())
@@ -224,7 +225,7 @@ def test_reading_a_queue_ends_even_if_its_messages_come_back_at_once(server, mon
 
 @pytest.mark.long
 def test_reading_a_queue_keeps_its_letters_hidden_however_long_it_takes(server, monkeypatch):
-    monkeypatch.setattr("anabranch.dead_letters.sqs.HOLD_SECONDS", 2)
+    monkeypatch.setattr("anabranch.dead_letters.sqs.HOLD_SECONDS", 4)
     url = server.make_queue(f"redriven-{next(NUMBERS)}")
 
     async def main():

@@ -21,9 +21,10 @@ from anabranch.reasons import StoppedByCrashes
 from anabranch.stores import s3
 from anabranch.stores.s3 import S3LeaseStore
 from network_proxy import NetworkProxy
+from patience import PATIENCE
 
 from services import MotoServer
-from stream_world import stream_world
+from stream_world import stream_world, until
 
 APP = AppRow(app="billing", app_id="first", created_wall_ms=0)
 KEY = LeaseKey("1:orders:1", 0, "shardId-000000000000")
@@ -438,7 +439,7 @@ def test_a_close_does_not_wait_for_a_server_that_does_not_answer(bucket, caplog,
     async def work():
         await joined(store := bucket.store())
         with bucket.server.stopped():
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE):
                 await store.close()
 
     check(work)
@@ -480,7 +481,7 @@ def test_a_consumer_continues_where_it_stopped(bucket):
 
             async def consume(count=None):
                 got, store = [], bucket.store()
-                consumer = Consumer("orders", app="billing", leases=store, aws=world.aws, idle_timeout=1.0)
+                consumer = Consumer("orders", app="billing", leases=store, aws=world.aws, until="tip")
                 async with consumer:
                     async for record in consumer:
                         got.append(int(record.data))
@@ -521,13 +522,13 @@ def test_a_second_consumer_takes_over_and_the_first_raises_that_reason(bucket, m
 
             first = run(0)
             put(*range(10))
-            await until(lambda: len(got[0]) == 10)
+            await until(lambda: len(got[0]) == 10, "the first records")
             second = run(1)
             with pytest.raises(LeaseStoreInvalidError, match="has written the positions") as caught:
                 await first
             assert caught.value.code == "taken_over"
             put(*range(10, 20))
-            await until(lambda: {*got[0], *got[1]} == {*range(20)})
+            await until(lambda: {*got[0], *got[1]} == {*range(20)}, "the other records")
             await consumers[1].stop()
             assert (await second).clean
             for store in stores:
@@ -541,9 +542,3 @@ def test_several_workers_do_not_share_it(bucket):
     assert not Consumer("orders", app="billing", leases="s3://bucket").shares_leases
     assert not Consumer("orders", app="billing", leases=bucket.store()).shares_leases
     assert Consumer("orders", app="billing", leases="dynamodb://").shares_leases
-
-
-async def until(condition):
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 -- of a list that grows
-            await asyncio.sleep(0.02)

@@ -14,6 +14,7 @@ import urllib.request
 import pytest
 
 from anabranch.testing.doubles import run_local_kinesis
+from patience import PATIENCE, wait_for
 
 from services import free_port
 
@@ -61,19 +62,12 @@ class Fleet:
                 [sys.executable, "-m", "anabranch", *command], cwd=self.folder, env=self.environment, stderr=log
             )
         self.processes.append(process)
-        self.wait(lambda: self.logged(name, "ConsumerStarted"), f"{name} to start")
+        wait_for(lambda: self.logged(name, "ConsumerStarted"), f"{name} to start")
         return process
 
     def logged(self, name, event):
         lines = (self.folder / f"{name}.log").read_text().splitlines()
         return [line for line in map(json.loads, lines) if line.get("event") == event]
-
-    def wait(self, condition, what):
-        deadline = time.monotonic() + 60
-        while not (found := condition()):
-            assert time.monotonic() < deadline, f"waited for {what}"
-            time.sleep(0.2)
-        return found
 
     def end(self):
         for process in self.processes:
@@ -93,16 +87,16 @@ def test_a_stuck_handler_and_a_killed_worker_are_seen_in_every_place(tmp_path):
         try:
             port, other_port, last_port = free_port(), free_port(), free_port()
             first = fleet.start("first", port)
-            fleet.wait(lambda: served(port), "a shard")
+            wait_for(lambda: served(port), "a shard")
             put_at = time.time()
             fleet.program("put", "orders", "stuck", "--key", "k")
-            fleet.wait(lambda: fleet.logged("first", "ShardStalled"), "the stall")
+            wait_for(lambda: fleet.logged("first", "ShardStalled"), "the stall")
             check_what_is_seen(fleet, port, put_at)
 
             second = fleet.start("second", other_port)
             first.send_signal(signal.SIGKILL)
-            fleet.wait(lambda: fleet.logged("second", "MemberEvicted"), "the other worker to notice")
-            fleet.wait(lambda: fleet.logged("second", "ShardStalled"), "the stall there")
+            wait_for(lambda: fleet.logged("second", "MemberEvicted"), "the other worker to notice")
+            wait_for(lambda: fleet.logged("second", "ShardStalled"), "the stall there")
             check_what_is_seen(fleet, other_port, put_at)
 
             second.kill()
@@ -110,15 +104,15 @@ def test_a_stuck_handler_and_a_killed_worker_are_seen_in_every_place(tmp_path):
             check_what_is_seen_of_dead_workers(fleet, put_at)
 
             third = fleet.start("third", last_port)
-            fleet.wait(lambda: fleet.logged("third", "MemberEvicted"), "the last worker to notice")
-            fleet.wait(lambda: fleet.logged("third", "ShardStalled"), "the stall there")
+            wait_for(lambda: fleet.logged("third", "MemberEvicted"), "the last worker to notice")
+            wait_for(lambda: fleet.logged("third", "ShardStalled"), "the stall there")
             (tmp_path / "go").touch()
-            over = fleet.wait(lambda: fleet.logged("third", "ShardRecovered"), "the end of it")
+            over = wait_for(lambda: fleet.logged("third", "ShardRecovered"), "the end of it")
             assert "reading again after" in over[0]["message"]
-            fleet.wait(lambda: served(last_port)[0]["lag"] == 0, "no lag")
+            wait_for(lambda: served(last_port)[0]["lag"] == 0, "no lag")
             assert "It is at the tip." in fleet.program("explain", "billing")
             third.send_signal(signal.SIGTERM)
-            assert third.wait(timeout=30) == 0
+            assert third.wait(PATIENCE) == 0
             (stopped,) = fleet.logged("third", "ConsumerStopped")
             assert (stopped["handled_count"], stopped["committed_count"]) == (1, 1)
         finally:

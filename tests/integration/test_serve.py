@@ -15,6 +15,8 @@ import botocore.config
 import botocore.exceptions
 import pytest
 
+from patience import PATIENCE
+
 SERVE = [sys.executable, "-c", "import sys; from anabranch._cli import main; sys.exit(main())", "serve"]
 SHARD_0 = "shardId-000000000000"
 
@@ -31,11 +33,13 @@ def serving(*options):
         yield process
     finally:
         process.kill()
-        process.communicate(timeout=20)
+        process.communicate(timeout=PATIENCE)
 
 
 def run(*arguments, **options):
-    return subprocess.run([*SERVE, *arguments], capture_output=True, text=True, timeout=30, check=False, **options)
+    return subprocess.run(
+        [*SERVE, *arguments], capture_output=True, text=True, timeout=PATIENCE, check=False, **options
+    )
 
 
 def client(url, verify=None):
@@ -75,7 +79,7 @@ def test_it_says_when_it_is_ready_and_stops_cleanly(number):
         assert kinesis.list_streams()["StreamNames"] == ["orders", "returns"]
         assert len(kinesis.list_shards(StreamName="orders")["Shards"]) == 4
         process.send_signal(number)
-        assert process.wait(10) == 0
+        assert process.wait(PATIENCE) == 0
         assert process.stderr.read() == ""
 
 
@@ -87,7 +91,7 @@ def test_tls_names_the_certificate_to_trust():
         with pytest.raises(botocore.exceptions.SSLError):
             client(process.url).list_streams()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(PATIENCE) == 0
         assert not os.path.exists(certificate)  # noqa: PTH110
 
 
@@ -133,7 +137,7 @@ def test_signals_go_to_the_program():
     try:
         assert process.stdout.readline() == "up\n"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 7
+        assert process.wait(PATIENCE) == 7
     finally:
         process.kill()
         process.communicate()

@@ -10,6 +10,7 @@ import pytest
 
 from anabranch._model.leases import AppRow, LeaseKey, LeaseRow
 from anabranch.stores import SqliteLeaseStore
+from patience import PATIENCE
 
 PROCESSES = 4
 LEASES = 12
@@ -100,7 +101,7 @@ def processes():
     yield started
     for process in started:
         process.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=PATIENCE)
 
 
 def with_store(path, check):
@@ -123,7 +124,7 @@ def test_processes_that_start_together_on_a_new_file_agree_on_everything(tmp_pat
     for process in processes:
         process.stdin.write("go\n")
         process.stdin.flush()
-    reports = [json.loads(process.communicate(timeout=60)[0].splitlines()[-1]) for process in processes]
+    reports = [json.loads(process.communicate(timeout=PATIENCE)[0].splitlines()[-1]) for process in processes]
     assert [process.returncode for process in processes] == [0] * PROCESSES
 
     assert len({report["app_id"] for report in reports}) == 1

@@ -13,6 +13,7 @@ from anabranch._daemon_threads import DaemonThreads
 from anabranch._wire.aggregate import open_aggregate
 from anabranch.errors import BufferFull, ConfigurationError, DeliveryFailed, ProducerError, UsageError
 from anabranch.sync_producer import SyncProducer
+from patience import PATIENCE
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_a_record_is_put_and_its_outcome_is_reported(kinesis):
     with SyncProducer("orders") as producer:
         assert producer.flush().complete
         delivery = producer.put(b"hello", "k", explicit_hash_key="7")
-        result = delivery.result(timeout=30)
+        result = delivery.result(PATIENCE)
         assert delivery.done()
         assert result.delivered
         assert result.explicit_hash_key == "7"
@@ -184,7 +185,7 @@ SCRIPT = """
 def run(script, *, code=0):
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(SCRIPT) + textwrap.dedent(script)],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
     assert done.returncode == code, done.stderr
     return done.stdout
@@ -237,7 +238,7 @@ def test_a_loop_that_cannot_be_started_is_reported_and_the_next_use_tries_again(
         with pytest.raises(ProducerError, match="Too many open files"):
             producer.put(b"hello", "k")
     with producer:
-        assert producer.put(b"hello", "k").result(timeout=30).delivered
+        assert producer.put(b"hello", "k").result(PATIENCE).delivered
 
 
 def _no_more_files():

@@ -9,17 +9,17 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from patience import PATIENCE, wait_for
 
 from services import free_port
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()
 _FILE = re.compile(r"^```python\n(# file: (\w+\.py)\n.*?)^```", re.MULTILINE | re.DOTALL)
 _SHELL = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
-SECONDS_MAX = 60.0
 
 
 class Terminals:
@@ -35,7 +35,7 @@ class Terminals:
     def run(self, command):
         done = subprocess.run(
             ["bash", "-ec", f"{self._preparation}\n{command}"], env=self._environment, capture_output=True,
-            text=True, timeout=SECONDS_MAX, check=False,
+            text=True, timeout=PATIENCE, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"$ {command}\n{done.stdout}{done.stderr}"
         return done.stdout
@@ -54,16 +54,15 @@ class Terminals:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
-            process.wait(timeout=SECONDS_MAX)
+            process.wait(timeout=PATIENCE)
 
 
-def wait_for(printed, pattern, after=0):
-    deadline = time.monotonic() + SECONDS_MAX
-    while time.monotonic() < deadline:
-        if found := re.search(pattern, printed.read_text()[after:]):
-            return found
-        time.sleep(0.05)
-    raise TimeoutError(f"no {pattern!r} in:\n{printed.read_text()[after:]}")
+def wait_for_print(printed, pattern, after=0):
+    try:
+        return wait_for(lambda: re.search(pattern, printed.read_text()[after:]), repr(pattern))
+    except TimeoutError as error:
+        error.add_note(printed.read_text()[after:])
+        raise
 
 
 @pytest.mark.long
@@ -79,17 +78,17 @@ def test_the_commands_of_the_tutorial_do_what_it_says(tmp_path):
     terminals = Terminals(tmp_path, preparation.replace("4567", port))
     with contextlib.ExitStack() as opened:
         served = opened.enter_context(terminals.running(serve, "serve", prepared=False))
-        wait_for(served, "ready: ")
+        wait_for_print(served, "ready: ")
         terminals.run("python write.py")
         assert "read 1000 records" in terminals.run("python read.py")
         assert "read 0 records" in terminals.run("python read.py")
         opened.enter_context(terminals.running(fleet, "fleet"))
         opened.enter_context(terminals.running(busy, "busy"))
         top = opened.enter_context(terminals.running(watch, "top"))
-        wait_for(top, "3 workers live, 2 shards: 2 reading; .*[1-9][0-9]* records/s")
+        wait_for_print(top, "3 workers live, 2 shards: 2 reading; .*[1-9][0-9]* records/s")
         terminals.run(reshard)
-        holder = wait_for(top, r"4 shards: 4 reading(?s:.*?)shardId-00000000000\d +reading +\S+:(\d+) ")[1]
+        holder = wait_for_print(top, r"4 shards: 4 reading(?s:.*?)shardId-00000000000\d +reading +\S+:(\d+) ")[1]
         assert re.fullmatch(r"kill -9 \d+", kill)
         terminals.run(f"kill -9 {holder}")
-        wait_for(top, "2 workers live, 4 shards: 4 reading; .*[1-9][0-9]* records/s", len(top.read_text()))
+        wait_for_print(top, "2 workers live, 4 shards: 4 reading; .*[1-9][0-9]* records/s", len(top.read_text()))
     assert " passed" in terminals.run("pytest")

@@ -8,6 +8,7 @@ import pytest
 
 from anabranch import Producer
 from anabranch.records import Record
+from patience import PATIENCE
 
 from stream_world import check_order, numbers, stream_world, until
 
@@ -27,7 +28,7 @@ def test_a_producer_and_a_consumer_run_on_uvloop(tmp_path, monkeypatch, read):
             seen.append(record)
             await asyncio.sleep(0)
 
-        async with asyncio.timeout(60), stream_world(2, tls=True) as world, AsyncExitStack() as stack:
+        async with asyncio.timeout(PATIENCE), stream_world(2, tls=True) as world, AsyncExitStack() as stack:
             monkeypatch.setenv("AWS_CA_BUNDLE", str(world.kinesis.certificate_path))
             producer = await stack.enter_async_context(Producer(world.stream, aws=world.aws))
             consumer = world.consumer(

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -16,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from anabranch import Application
 from anabranch.testing.doubles import run_local_kinesis
+from patience import PATIENCE, wait_for
 
 from services import free_port
 
@@ -34,16 +34,6 @@ def get(url, data=None):
         return None
 
 
-def wait_for(url, status, seconds=30):
-    deadline, found = time.monotonic() + seconds, None
-    while time.monotonic() < deadline:
-        found = get(url)
-        if found is not None and found[0] == status:
-            return found[1]
-        time.sleep(0.05)
-    raise TimeoutError(f"{url} did not answer {status} within {seconds} s, but {found}")
-
-
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_sample_serves_until_uvicorn_gets_sigterm_and_ends_cleanly(name, tmp_path, monkeypatch):
     (tmp_path / f"{name}.py").write_text(SAMPLES[name])
@@ -58,7 +48,8 @@ def test_a_sample_serves_until_uvicorn_gets_sigterm_and_ends_cleanly(name, tmp_p
         )  # fmt: skip
         try:
             url = f"http://127.0.0.1:{port}"
-            assert json.loads(wait_for(f"{url}/health/ready", 200)) == {"ready": True, "reasons": []}
+            wait_for(lambda: (get(f"{url}/health/ready") or [0])[0] == 200, "the start")
+            assert json.loads(get(f"{url}/health/ready")[1]) == {"ready": True, "reasons": []}
             assert get(f"{url}/health/live")[0] == 200
             status, body = get(f"{url}/orders/user-1", b"a coat")
             assert status == 200
@@ -74,7 +65,7 @@ def test_a_sample_serves_until_uvicorn_gets_sigterm_and_ends_cleanly(name, tmp_p
             assert {"anabranch_records_processed", "anabranch_user_records_put"} <= families
             assert get(f"{url}/health/nothing")[0] == 404
             server.send_signal(signal.SIGTERM)
-            output, _ = server.communicate(timeout=30)
+            output, _ = server.communicate(timeout=PATIENCE)
         finally:
             server.kill()
             server.wait()

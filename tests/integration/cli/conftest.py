@@ -13,6 +13,7 @@ import pytest
 
 from anabranch._cli.command_line import main
 from anabranch.local import LocalKinesis
+from patience import PATIENCE
 
 PROGRAM = (sys.executable, "-m", "anabranch")
 
@@ -54,7 +55,7 @@ class ServerThread:
         return self.local.state.call(operation, request, now_ms=self.local._clock.now_ms())
 
     def run(self, coroutine):
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(20)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(PATIENCE)
 
     def freeze(self):
         """From now on no change is ever finished."""
@@ -138,7 +139,13 @@ def program():
     def run(*arguments, **options):
         environment = {**os.environ, "COLUMNS": "80", **options.pop("environment", {})}
         ended = subprocess.run(
-            [*PROGRAM, *arguments], capture_output=True, text=True, timeout=30, check=False, env=environment, **options
+            [*PROGRAM, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+            env=environment,
+            **options,
         )
         return Ended(ended.returncode, ended.stdout, ended.stderr)
 

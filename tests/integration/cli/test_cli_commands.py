@@ -3,10 +3,11 @@
 import asyncio
 
 import pytest
-from test_cli_fleet import Worker, wait_for
+from test_cli_fleet import Worker
 
 from anabranch._model.leases import MemberRow
 from anabranch.stores.urls import open_store
+from patience import wait_for
 
 from services import RedisServerProcess, dynamodb_local, moto_dynamodb
 

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import boto3
 import pytest
@@ -18,6 +17,7 @@ from anabranch import DeadLetters
 from anabranch.dead_letters.opening import open_destination
 from anabranch.letters import decode_letter
 from letter_samples import a_letter, environment, moto
+from patience import PATIENCE, wait_for
 
 PROGRAM = (sys.executable, "-m", "anabranch")
 MODULE = """
@@ -239,18 +239,11 @@ def started(*words, **options):
         process.communicate()
 
 
-def wait_for(condition, seconds=30):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
-
-
 def test_a_redrive_that_is_killed_at_a_letter_continues_with_it(folder, url):
     """kill -9 in the handler of the third letter; the lock of the dead process is waited out by its expiry."""
     fill(url, [a_letter(number) for number in range(1, 6)])
     with started("redrive", url, "app:waits") as process:
-        wait_for(lambda: "3" in handled(folder))
+        wait_for(lambda: "3" in handled(folder), "the third letter")
         process.kill()
         process.wait()
     assert [letter.sequence_number for letter in left(url)] == ["3", "4", "5"]
@@ -273,11 +266,11 @@ def test_a_redrive_that_is_killed_at_a_letter_continues_with_it(folder, url):
 def test_ctrl_c_lets_the_running_letter_finish_and_leaves_the_rest(folder, url):
     fill(url, [a_letter(number) for number in range(1, 6)])
     with started("redrive", url, "app:waits", "--concurrency", "1") as process:
-        wait_for(lambda: "3" in handled(folder))
+        wait_for(lambda: "3" in handled(folder), "the third letter")
         process.send_signal(signal.SIGINT)
-        wait_for(lambda: "finishing the letters" in process.stdout.readline())
+        wait_for(lambda: "finishing the letters" in process.stdout.readline(), "the stop")
         (folder / "go").touch()
-        output, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert "stopped; run the same command again to continue" in output
     assert "Traceback" not in output
@@ -287,11 +280,11 @@ def test_ctrl_c_lets_the_running_letter_finish_and_leaves_the_rest(folder, url):
 def test_a_second_ctrl_c_does_not_wait_for_a_handler(folder, url):
     fill(url, [a_letter(number) for number in range(1, 6)])
     with started("redrive", url, "app:waits", "--concurrency", "1") as process:
-        wait_for(lambda: "3" in handled(folder))
+        wait_for(lambda: "3" in handled(folder), "the third letter")
         process.send_signal(signal.SIGINT)
-        wait_for(lambda: "finishing the letters" in process.stdout.readline())
+        wait_for(lambda: "finishing the letters" in process.stdout.readline(), "the stop")
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == -signal.SIGINT
+        assert process.wait(PATIENCE) == -signal.SIGINT
     assert [letter.sequence_number for letter in left(url)] == ["3", "4", "5"]
 
 
@@ -302,11 +295,11 @@ def test_a_worker_is_a_process_that_redrives_a_queue_until_it_is_stopped(folder,
     with environment(server.environment):
         fill(queue, fill_letters)
         with started("worker", "app:consumer", queue, "--review", review, "--backoff", "0.01", "--idle", "0.1") as one:
-            wait_for(lambda: len(handled(folder)) == 4)
+            wait_for(lambda: len(handled(folder)) == 4, "the first two letters")
             fill(queue, [a_letter(3)])
-            wait_for(lambda: "3" in handled(folder))
+            wait_for(lambda: "3" in handled(folder), "the third letter")
             one.send_signal(signal.SIGTERM)
-            output, _ = one.communicate(timeout=30)
+            output, _ = one.communicate(timeout=PATIENCE)
         assert one.returncode == 0, output
         assert "failed again, and went to review: LookupError: no such customer" in output
         assert left(queue) == []

@@ -14,6 +14,7 @@ from anabranch._model.leases import AppRow, LeaseKey, LeaseRow, StreamRow
 from anabranch._model.streams import TRIM_HORIZON
 from anabranch.errors import LeaseStoreInvalidError
 from anabranch.stores.urls import open_store
+from patience import PATIENCE
 
 from services import moto_dynamodb
 
@@ -72,7 +73,7 @@ def test_top_without_a_terminal_says_that_the_store_does_not_answer_and_continue
         for _ in range(20):  # also those that were printed before
             assert json.loads(process.stdout.readline())["lag"] is None
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 130
+        assert process.wait(PATIENCE) == 130
     finally:
         process.kill()
         process.communicate()
@@ -134,7 +135,7 @@ def test_a_stopped_application_moves_from_its_file_to_dynamodb_without_loss_or_r
 
     async def consume(leases, count):
         got = []
-        async with Consumer("returns", app="billing", leases=leases, idle_timeout=2.0) as consumer:
+        async with Consumer("returns", app="billing", leases=leases, until="tip") as consumer:
             async for record in consumer:
                 got.append(int(record.data))
                 if len(got) == count:

@@ -9,7 +9,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -17,16 +16,15 @@ from anabranch import Aws, Consumer, ConsumerSettings, LeaseSettings, PollingSet
 from anabranch._model.leases import AppRow, LeaseKey, LeaseRow, MemberRow, StreamRow
 from anabranch._model.streams import TRIM_HORIZON
 from anabranch.stores.sqlite import SqliteLeaseStore
+from patience import PATIENCE, wait_for
+
+from stream_world import Credentials
 
 PROGRAM = (sys.executable, "-m", "anabranch")
 SETTINGS = ConsumerSettings(
     leases=LeaseSettings(expiry=3.0, worker_id="worker one"),
     polling=PollingSettings(idle_interval=0.2, listing_interval=1.0),
 )
-
-
-class Credentials:
-    access_key, secret_key, token = "local", "local", None
 
 
 class Worker:
@@ -50,7 +48,7 @@ class Worker:
             "orders", app="billing", leases=self._leases, settings=SETTINGS, aws=aws, on_failure=Retry(attempts=1)
         )
         self._task = asyncio.get_running_loop().create_task(self.consumer.run(self._handle, handle_signals=False))
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(PATIENCE):
             while not (self.consumer._consumer_run and self.consumer._consumer_run.has_joined):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             while len(self.consumer.status().shards) < 2:  # noqa: ASYNC110 -- both leases are taken
@@ -76,14 +74,6 @@ def worker(server):
     worker = Worker(server)
     yield worker
     worker.stop()
-
-
-def wait_for(look, what, seconds=15):
-    deadline = time.monotonic() + seconds
-    while not (found := look()):
-        assert time.monotonic() < deadline, f"waited for {what}"
-        time.sleep(0.05)
-    return found
 
 
 @pytest.mark.long
@@ -196,7 +186,7 @@ def test_top_continues_in_plain_frames_where_there_is_no_terminal(worker):
             while frames < 3:
                 frames += process.stdout.readline().startswith(begins)
             process.send_signal(signal.SIGINT)
-            assert process.wait(timeout=20) == 130
+            assert process.wait(PATIENCE) == 130
             assert process.stderr.read() == b""
         finally:
             process.kill()
@@ -215,13 +205,13 @@ def test_top_on_a_terminal_redraws_and_leaves_it_as_it_was(worker, key, code):
     try:
         shown = b""
         while shown.count(b"worker one") < 4:  # of the third frame
-            assert select.select([master], [], [], 20)[0], "it draws nothing"
+            assert select.select([master], [], [], PATIENCE)[0], "it draws nothing"
             shown += os.read(master, 1 << 16)
         if key is None:
             process.send_signal(signal.SIGINT)
         else:
             os.write(master, key)
-        assert process.wait(timeout=20) == code
+        assert process.wait(PATIENCE) == code
         while select.select([master], [], [], 0.2)[0]:
             try:
                 shown += os.read(master, 1 << 16)

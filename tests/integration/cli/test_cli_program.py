@@ -15,6 +15,7 @@ import pytest
 
 from anabranch import __version__
 from anabranch._cli.command_line import COMMANDS, load, make_parser
+from patience import PATIENCE
 
 PROGRAM = (sys.executable, "-m", "anabranch")
 
@@ -51,7 +52,7 @@ def running(*arguments, **options):
 
 def test_the_installed_program_answers(server, program):
     script = Path(sysconfig.get_path("scripts")) / "anabranch"
-    version = subprocess.run([script, "--version"], capture_output=True, text=True, timeout=30, check=True)
+    version = subprocess.run([script, "--version"], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert version.stdout == f"anabranch {__version__}\n"
     listed = program("streams", "ls")
     assert (listed.code, listed.err) == (0, "")
@@ -127,7 +128,7 @@ def test_help_and_mistakes_load_nothing_heavy(program):
         "except SystemExit: pass\n"
         "print('loaded:', sorted({'botocore', 'rich', 'h2', 'asyncio'} & set(sys.modules)))"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert "loaded: ['asyncio']" in ended.stdout or "loaded: []" in ended.stdout
 
 
@@ -151,7 +152,7 @@ def test_ctrl_c_ends_the_waiting_and_says_that_the_service_continues(slow_server
             assert line, said
             said += line
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 130
+        assert process.wait(PATIENCE) == 130
         assert process.stderr.read() == f"{title}: stopped waiting; Kinesis continues the change\n".encode()
 
 
@@ -162,7 +163,7 @@ def test_ctrl_c_does_not_wait_for_a_call_that_never_ends(server):
             with suppress(subprocess.TimeoutExpired):
                 pytest.fail(f"it ended with {process.wait(timeout=0.02)}")
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 130  # botocore would wait for a minute
+        assert process.wait(30) == 130  # botocore would wait for a minute
         assert process.stderr.read() == b""
 
 
@@ -174,7 +175,7 @@ def test_ctrl_c_is_an_answer_to_a_question_too(server):
             while not said.endswith(b"[y/N] "):
                 said += process.stderr.read(1)
             process.send_signal(signal.SIGINT)
-            assert process.wait(timeout=20) == 130
+            assert process.wait(PATIENCE) == 130
             assert b"Traceback" not in process.stderr.read()
     finally:
         os.close(master)
@@ -185,7 +186,7 @@ def test_ctrl_c_is_an_answer_to_a_question_too(server):
 def test_a_reader_that_has_seen_enough_is_no_error_to_talk_about(server):
     with running("shards", "orders", "--json") as process:
         process.stdout.close()
-        assert process.wait(timeout=20) == 1
+        assert process.wait(PATIENCE) == 1
         assert process.stderr.read() == b""
         process.stdout = None
 
@@ -195,7 +196,7 @@ def test_terminals_get_colours_unless_they_want_none(server, no_color):
     environment = {**os.environ, "TERM": "xterm-256color"} | ({"NO_COLOR": "1"} if no_color else {})
     master, slave = os.openpty()
     try:
-        subprocess.run([*PROGRAM, "streams", "ls"], stdout=slave, env=environment, timeout=20, check=True)
+        subprocess.run([*PROGRAM, "streams", "ls"], stdout=slave, env=environment, timeout=PATIENCE, check=True)
         shown = os.read(master, 1 << 16).decode()
     finally:
         os.close(master)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import anabranch._cli.put
 from anabranch._wire.aggregate import open_aggregate
+from patience import PATIENCE
 
 
 @contextmanager
@@ -142,7 +143,7 @@ def test_ctrl_c_delivers_what_was_read_and_leaves_at_once(server):
         process.stdin.flush()
         shown = [process.stdout.readline() for _ in range(2)]  # before standard input has ended
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
         process.wait()

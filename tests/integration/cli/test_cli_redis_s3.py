@@ -66,7 +66,7 @@ def test_a_stopped_application_moves_there_and_back_without_loss_or_replay(serve
 
     async def consume(url, count):
         got = []
-        async with Consumer(stream, app="billing", leases=url, idle_timeout=2.0) as consumer:
+        async with Consumer(stream, app="billing", leases=url, until="tip") as consumer:
             async for record in consumer:
                 got.append(int(record.data))
                 if len(got) == count:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from anabranch._cli.run import run_workers
+from patience import PATIENCE
 
 PROGRAM = (sys.executable, "-m", "anabranch")
 MODULE = """
@@ -126,7 +127,7 @@ def test_a_signal_stops_it_in_order(server, folder):
         with running("app:consumer", "--log", "error") as process:
             assert process.stdout.readline().split()[1:] == ["a", text]
             process.send_signal(number)
-            assert process.wait(timeout=20) == 0
+            assert process.wait(PATIENCE) == 0
             assert process.stderr.read() == ""
 
 
@@ -139,8 +140,8 @@ def test_a_signal_that_arrives_while_workers_start_stops_those_that_start(monkey
         return await create(*arguments, **options)
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", signal_and_create)
-    sleeping = [sys.executable, "-c", "import time; time.sleep(60)"]
-    code = asyncio.run(asyncio.wait_for(run_workers(sleeping, 2, lambda line, level: None), 20))
+    sleeping = [sys.executable, "-c", "import time; time.sleep(600)"]
+    code = asyncio.run(asyncio.wait_for(run_workers(sleeping, 2, lambda line, level: None), PATIENCE))
     assert code == 0
 
 
@@ -161,7 +162,7 @@ def test_a_signal_that_finds_a_stopped_shard_ends_in_failure(server, folder):
         while "stopped at record" not in process.stderr.readline():
             pass
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 1
+        assert process.wait(PATIENCE) == 1
         assert "LookupError: no such customer" in process.stderr.read()
 
 
@@ -169,7 +170,7 @@ def test_several_workers_share_the_shards_and_end_together(server, folder):
     with running("app:consumer", "--workers", "2", "--log", "error") as process:
         assert process.stderr.readline().startswith("2 workers: processes ")
         workers = set()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE
         while len(workers) < 2:
             assert time.monotonic() < deadline, "one worker has got everything"
             for text, hash_key in (("low", "0"), ("high", str((1 << 128) - 1))):
@@ -177,7 +178,7 @@ def test_several_workers_share_the_shards_and_end_together(server, folder):
             for _ in range(2):
                 workers.add(process.stdout.readline().split()[0])
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 0
+        assert process.wait(PATIENCE) == 0
         for worker in workers:
             with pytest.raises(ProcessLookupError):
                 os.kill(int(worker), 0)
@@ -199,7 +200,7 @@ def test_the_others_continue_after_a_worker_was_killed_and_its_end_is_the_exit_c
             assert int(process_id) in set(workers) - {victim}
             texts.append(text)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 128 + signal.SIGKILL
+        assert process.wait(PATIENCE) == 128 + signal.SIGKILL
 
 
 def test_workers_stop_in_order_when_the_program_that_started_them_was_killed(server, folder):
@@ -209,14 +210,14 @@ def test_workers_stop_in_order_when_the_program_that_started_them_was_killed(ser
             started += "started as member" in process.stderr.readline()
         process.kill()
         process.wait()
-        _, words = process.communicate(timeout=20)  # until no worker holds the other end any more
+        _, words = process.communicate(timeout=PATIENCE)  # until no worker holds the other end any more
         assert words.count("INFO stopped") == 2
 
 
 def test_a_fleet_whose_workers_all_fail_ends_with_their_exit_code(server, folder):
     put(server, "crash")
     with running("app:consumer", "--workers", "2", "--log", "error") as process:
-        assert process.wait(timeout=30) == 7
+        assert process.wait(PATIENCE) == 7
         assert process.stderr.read().count("ended with exit code 7") == 2
 
 

@@ -9,6 +9,8 @@ import threading
 
 import pytest
 
+from patience import PATIENCE
+
 PROGRAM = (sys.executable, "-m", "anabranch")
 ALL = ("--from", "horizon", "--no-follow")
 
@@ -100,7 +102,7 @@ def test_it_follows_the_stream_until_ctrl_c(server):
         shown = [int(process.stdout.readline()) for _ in range(5)]
         assert shown == list(range(shown[0], shown[0] + 5))
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 130
+        assert process.wait(PATIENCE) == 130
         assert process.stderr.read() == b""
     finally:
         stop.set()

@@ -18,6 +18,9 @@ from anabranch._model.leases import MemberRow
 from anabranch.dead_letters.opening import open_destination
 from anabranch.stores.urls import default_store
 from letter_samples import a_letter
+from patience import PATIENCE
+
+from stream_world import Credentials
 
 pytestmark = pytest.mark.long  # a process, or a worker, for each command
 
@@ -71,10 +74,6 @@ LONG_NAME = "billing-of-the-eastern-regions"
 """So long that the line with the totals does not fit into 80 columns."""
 
 
-class Credentials:
-    access_key, secret_key, token = "local", "local", None
-
-
 @pytest.fixture
 def hostile_worker(server):
     """A consumer whose handler raises hostile errors, beside a member with a hostile name."""
@@ -91,7 +90,7 @@ def hostile_worker(server):
         options = {"settings": settings, "aws": aws, "start": "trim_horizon", "on_failure": Retry(attempts=1)}
         consumer = Consumer("orders", app=LONG_NAME, **options)
         task = asyncio.get_running_loop().create_task(consumer.run(fail, handle_signals=False))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while not any(shard.phase == "stopped" for shard in consumer.status().shards):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         store = default_store(LONG_NAME, os.environ)
@@ -258,8 +257,8 @@ def printable(server, tmp_path, monkeypatch):
 def end(words, redirection):
     server_side = f'exec "$@" {redirection}'
     ended = subprocess.run(
-        ["/bin/sh", "-c", server_side, "sh", *PROGRAM, *words], capture_output=True, text=True, timeout=60, check=False,
-        stdin=subprocess.DEVNULL,
+        ["/bin/sh", "-c", server_side, "sh", *PROGRAM, *words], stdin=subprocess.DEVNULL, capture_output=True,
+        text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
     return ended.returncode, [line for line in ended.stderr.splitlines() if "written to" not in line]
 
@@ -330,7 +329,7 @@ def test_a_worker_of_dead_letters_needs_no_standard_output(printable, tmp_path):
             assert process.poll() is None
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=20)[1]
+        said = process.communicate(timeout=PATIENCE)[1]
     finally:
         process.kill()
     assert (process.returncode, "Traceback" in said) == (0, False)
@@ -379,7 +378,7 @@ runpy.run_module("anabranch", run_name="__main__")
 def test_ctrl_c_while_modules_are_loaded_is_no_traceback(server, module):
     ended = subprocess.run(
         [sys.executable, "-c", INTERRUPT_AT_IMPORT.format(module=module)],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
     assert ended.returncode in {130, -signal.SIGINT}
     assert (ended.stdout, ended.stderr) == ("", "")
@@ -449,7 +448,7 @@ def test_the_place_of_a_picture_is_checked_before_the_demo_begins(cli, tmp_path)
 def test_a_picture_that_cannot_be_saved_is_one_line_after_the_audit():
     ended = subprocess.run(
         [*PROGRAM, "demo", "--seconds", "1", "--picture", "/dev/full"],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
     assert "What became of every record" in ended.stdout
     assert (ended.returncode, ended.stderr) == (1, "anabranch demo: cannot write /dev/full: No space left on device\n")

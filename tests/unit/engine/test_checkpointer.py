@@ -64,7 +64,7 @@ def test_a_store_that_is_away_costs_one_deadline_and_not_one_for_each_shard():
         assert leases.written[WRITES_AT_ONCE].key not in first  # those not tried go first
         assert len({row.key for row in leases.written[WRITES_AT_ONCE:]}) == 3 * WRITES_AT_ONCE
 
-    run(main, 5)
+    run(main)
 
 
 def test_a_store_that_refuses_at_once_is_asked_once_an_interval_however_much_is_finished():
@@ -95,7 +95,7 @@ def test_a_stopped_shard_writes_nothing_more():
         assert await checkpointer.write(session) == "written"
         assert not leases.written
 
-    run(main, 5)
+    run(main)
 
 
 def test_a_stop_ends_the_count_of_owners_without_progress():
@@ -140,7 +140,7 @@ def test_an_unanswered_gift_is_repeated_because_it_has_the_last_commit():
         assert await checkpointer.write(session) == "lost"  # it was given away, not committed
         assert leases.written == [session.holding.pending_transfer] * 2
 
-    run(main, 5)
+    run(main)
 
 
 def test_a_lane_of_one_record_at_a_time_is_committed_record_by_record():
@@ -151,11 +151,11 @@ def test_a_lane_of_one_record_at_a_time_is_committed_record_by_record():
         leases.holdings[session.key] = session.holding
         checkpointer.mark_dirty(session)
         committing = asyncio.create_task(checkpointer.run())
-        await until(lambda: bool(leases.written), "the commit, while no time passes", 2)
+        await until(lambda: bool(leases.written), "the commit, while no time passes")
         committing.cancel()
         assert leases.written[0].takes_without_progress == 0
 
-    run(main, 5)
+    run(main)
 
 
 @pytest.mark.parametrize("draining", [False, True])
@@ -167,7 +167,7 @@ def test_a_stop_knows_of_finished_records_that_were_lost_with_their_lease(draini
         assert await checkpointer.commit_all()  # there is nothing left to try
         assert checkpointer.has_lost == draining
 
-    run(main, 5)
+    run(main)
 
 
 def test_how_far_a_shard_was_seen_through_goes_with_its_commits_and_alone_once_an_hour():

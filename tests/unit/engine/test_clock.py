@@ -18,7 +18,7 @@ def test_an_error_of_one_callback_is_reported_and_delays_no_other():
         await called.wait()
         assert [type(error) for error in errors] == [KeyError]
 
-    run(main, 5)
+    run(main)
 
 
 class HandClock:

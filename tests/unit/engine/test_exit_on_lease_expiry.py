@@ -45,7 +45,7 @@ def test_a_call_that_runs_on_after_fence_and_grace_ends_the_process_before_the_e
         assert guarded.said == [CALL]
         assert guarded.clock.now_ms() - 1_000 < TIMING.expiry_ms * 99 // 100
 
-    run(main, 5)
+    run(main)
 
 
 @pytest.mark.parametrize("why", ["nothing runs", "a later heartbeat was answered", "it has left"])
@@ -63,7 +63,7 @@ def test_the_process_continues_where(why):
         assert guarded.task.done() == (why == "it has left")
         guarded.task.cancel()
 
-    run(main, 5)
+    run(main)
 
 
 def test_a_call_of_a_member_that_was_ended_counts_from_its_last_fence():
@@ -74,4 +74,4 @@ def test_a_call_of_a_member_that_was_ended_counts_from_its_last_fence():
         await guarded.pass_time(TIMING.fence_ms + TIMING.grace_ms + TIMING.slack_ms)
         assert guarded.ended == [EXIT_STATUS]
 
-    run(main, 5)
+    run(main)

@@ -47,7 +47,7 @@ def test_a_forked_child_is_no_member_and_writes_nothing():
             await store.create_lease(LeaseRow(key=KEY))
             await fleet.join((STREAM.stream_key,))
             rounds = group.create_task(fleet.run())
-            await until(lambda: bool(changes), "the lease, while no time passes", 5)
+            await until(lambda: bool(changes), "the lease, while no time passes")
             row = changes[0].holding.row
             step = Write(row, row.version)
             child = os.fork()

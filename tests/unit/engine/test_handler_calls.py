@@ -174,7 +174,7 @@ def test_a_coroutine_that_waits_is_followed_to_where_it_waits():
         await task
         assert names(task_stack(task)) == []
 
-    run(main, 5)
+    run(main)
 
 
 def test_a_coroutine_of_a_generator_is_followed_as_far_as_it_can_be_seen():
@@ -190,7 +190,7 @@ def test_a_coroutine_of_a_generator_is_followed_as_far_as_it_can_be_seen():
         event.set()
         await task
 
-    run(main, 5)
+    run(main)
 
 
 def test_what_a_coroutine_that_runs_has_called_is_seen_from_another_thread():
@@ -209,7 +209,7 @@ def test_what_a_coroutine_that_runs_has_called_is_seen_from_another_thread():
         await coroutine
         assert names(found[0])[:2] == ["blocking", "block"]
 
-    run(main, 5)
+    run(main)
 
 
 def test_a_thread_is_shown_without_what_started_it():

@@ -54,7 +54,7 @@ def test_a_call_that_is_given_up_ends_with_its_process_and_the_next_gets_another
     async def main():
         slots, path = ProcessSlots(1, operator.call), tmp_path / "id"
         calling = asyncio.create_task(slots.run(asking(write_and_sleep, str(path))))
-        await until(lambda: path.exists() and path.read_text() != "", "the call", 25)
+        await until(lambda: path.exists() and path.read_text() != "", "the call")
         calling.cancel()
         with pytest.raises(asyncio.CancelledError):
             await calling
@@ -63,7 +63,7 @@ def test_a_call_that_is_given_up_ends_with_its_process_and_the_next_gets_another
         assert await slots.run(asking(os.getpid)) != process_id
         slots.close()
 
-    run(main, 50)
+    run(main)
 
 
 def test_a_call_that_is_given_up_before_it_started_leaves_the_process_to_the_next():
@@ -79,7 +79,7 @@ def test_a_call_that_is_given_up_before_it_started_leaves_the_process_to_the_nex
         slots.close()
         await until(lambda: is_gone(first), "the end of the process")
 
-    run(main, 50)
+    run(main)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -92,7 +92,7 @@ def test_a_signal_that_reaches_the_whole_group_is_left_to_the_parent(number):
         assert await slots.run(asking(os.getpid)) == process_id
         slots.close()
 
-    run(main, 50)
+    run(main)
 
 
 def test_a_process_that_is_killed_between_two_calls_fails_the_next_and_is_replaced():
@@ -106,7 +106,7 @@ def test_a_process_that_is_killed_between_two_calls_fails_the_next_and_is_replac
         assert await slots.run(asking(os.getpid)) != process_id
         slots.close()
 
-    run(main, 50)
+    run(main)
 
 
 def test_a_process_whose_handler_is_still_being_loaded_can_be_ended(tmp_path, monkeypatch):
@@ -119,13 +119,13 @@ def test_a_process_whose_handler_is_still_being_loaded_can_be_ended(tmp_path, mo
     async def main():
         slots = ProcessSlots(1, Loading("endless_import"))
         calling = asyncio.create_task(slots.run(asking(os.getpid)))
-        await until(lambda: path.exists() and path.read_text() != "", "the import", 25)
+        await until(lambda: path.exists() and path.read_text() != "", "the import")
         slots.close()
         await until(lambda: is_gone(int(path.read_text())), "the end of the process")
         with pytest.raises(RuntimeError, match="exited while starting"):
             await calling
 
-    run(main, 50)
+    run(main)
 
 
 def test_a_process_can_be_ended_before_its_id_is_known(tmp_path, monkeypatch):
@@ -137,11 +137,11 @@ def test_a_process_can_be_ended_before_its_id_is_known(tmp_path, monkeypatch):
         calling = asyncio.create_task(slots.run(asking(os.getpid)))
         await until(lambda: bool(multiprocessing.active_children()), "the process")
         slots.close()
-        await until(lambda: not multiprocessing.active_children(), "the end of the process", 25)
+        await until(lambda: not multiprocessing.active_children(), "the end of the process")
         with pytest.raises((RuntimeError, asyncio.CancelledError)):
             await calling
 
-    run(main, 50)
+    run(main)
 
 
 def test_a_handler_that_cannot_be_sent_to_a_process_is_refused_at_once():

@@ -53,4 +53,4 @@ def test_the_others_continue_when_a_suspect_was_lost_in_its_turn_and_its_last_ca
         assert other in offered
         task.cancel()
 
-    run(main, 10)
+    run(main)

@@ -27,7 +27,7 @@ def test_callers_before_a_call_starts_share_it_and_callers_during_it_get_the_nex
         await asyncio.gather(*first, *later)
         assert len(begun) == 2
 
-    run(main, 5)
+    run(main)
 
 
 def test_a_failed_call_does_not_count():
@@ -46,4 +46,4 @@ def test_a_failed_call_does_not_count():
             await CoalescedCall(lambda: 1 / 0).wait()
         assert len(looks) == 2
 
-    run(main, 5)
+    run(main)

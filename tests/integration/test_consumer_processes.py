@@ -6,32 +6,22 @@ import logging
 import os
 import subprocess
 import sys
-import threading
-import time
 
 import pytest
 
 from anabranch import Retry, events
 from anabranch.errors import ShardStoppedError
+from patience import PATIENCE
+from process_handlers import (
+    InModule,
+    die_or_write,
+    exit_or_return_a_lock,
+    failing,
+    process_id_of,
+    wait_for_file,
+)
 
 from stream_world import run, stream_world, until
-
-
-class InModule:
-    """A handler that another process gets by importing its module, which this one need not do."""
-
-    def __init__(self, module):
-        self._module = module
-
-    def __reduce__(self):
-        return _handler_of, (self._module,)
-
-    def __call__(self, record):
-        raise AssertionError("it is called in another process")
-
-
-def _handler_of(module):
-    return importlib.import_module(module).handle
 
 
 def consume(handler, **retry):
@@ -49,7 +39,7 @@ def consume(handler, **retry):
             except ShardStoppedError as error:
                 reports.append(error.report)
 
-    run(main, 40)
+    run(main)
     return happened, reports[0]
 
 
@@ -84,7 +74,7 @@ def test_a_batch_handler_in_a_process_can_say_which_records_failed(tmp_path, mon
             consumer = world.consumer(app="billing", leases="memory://", until="tip", on_failure=Retry(backoff=0.01))
             assert (await consumer.run_batches(InModule("batches"), max_wait=0.1, processes=1)).clean
 
-    run(main, 40)
+    run(main)
     assert handled.read_text().splitlines() == ["0 1 2 3", "2 3"]
 
 
@@ -182,37 +172,18 @@ asyncio.run(main())
 def test_a_process_whose_call_outlives_its_lease_can_be_made_to_exit(kind):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ended = subprocess.run(
-        [sys.executable, "-c", ZOMBIE, kind], env=environment, capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", ZOMBIE, kind],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
     )
     assert ended.returncode == 70, ended.stderr
     assert "outlived its lease" in ended.stderr
 
 
 KEYS = [f"user-{i}" for i in range(8)]
-
-
-def exit_or_return_a_lock(record):
-    if record.data == b"0":
-        sys.exit("enough")
-    return threading.Lock()
-
-
-def wait_for_file(record):
-    while not os.path.exists(record.data):  # noqa: PTH110 -- runs in a process of its own
-        time.sleep(0.01)
-
-
-def process_id_of(record):
-    with open(record.data.decode(), "a") as file:  # noqa: PTH123 -- runs in a process of its own
-        file.write(f"{os.getpid()}\n")
-
-
-def die_or_write(record):
-    path, _, number = record.data.decode().partition(" ")
-    if number == "1":
-        os._exit(1)
-    with open(path, "a") as file:  # noqa: PTH123 -- runs in a process of its own
-        file.write(number)
 
 
 def test_processes_handle_records_outside_of_this_one(tmp_path):
@@ -281,7 +252,7 @@ def test_a_record_that_kills_its_process_stops_its_shard_and_no_other(tmp_path):
             (stop,) = [event for event in happened if isinstance(event, events.ShardStopped)]
             assert stop.shard_id == "shardId-000000000000"
 
-    run(main, 30)
+    run(main)
 
 
 PROGRAM = """
@@ -319,7 +290,12 @@ asyncio.run(main())
 def test_a_signal_ends_a_process_whose_call_never_ends(kind):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM, kind], env=environment, capture_output=True, text=True, timeout=10, check=False
+        [sys.executable, "-c", PROGRAM, kind],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
     )
     assert (ended.returncode, ended.stdout) == (0, "left 1\n"), ended.stderr
     assert "outlived its lease" in ended.stderr.splitlines()[0]
@@ -334,10 +310,6 @@ def put(world, *payloads):
     ]
 
 
-def failing(record):
-    raise LookupError(f"no customer {record.partition_key}")
-
-
 def test_a_process_logs_the_traceback_of_its_handler(caplog):
     async def main():
         async with stream_world(1) as world:
@@ -347,6 +319,6 @@ def test_a_process_logs_the_traceback_of_its_handler(caplog):
                 await consumer.run(failing, processes=1)
 
     caplog.set_level(logging.INFO, "anabranch")
-    run(main, 30)
+    run(main)
     assert "in failing" in caplog.text
     assert "no customer key-0" in caplog.text

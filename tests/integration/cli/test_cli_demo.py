@@ -15,6 +15,8 @@ from struct import pack
 
 import pytest
 
+from patience import PATIENCE
+
 PROGRAM = (sys.executable, "-m", "anabranch", "demo")
 ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -48,7 +50,7 @@ def without_a_terminal(*options, **environment):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=1.5 * PATIENCE,
         check=False,
         env={**os.environ, "COLUMNS": "80"} | {name: str(value) for name, value in environment.items()},
     )
@@ -56,7 +58,7 @@ def without_a_terminal(*options, **environment):
 
 def read_until(descriptor, wanted):
     """What the terminal got, without escapes, up to a text; or up to the end of the program."""
-    seen, deadline = b"", time.monotonic() + 45
+    seen, deadline = b"", time.monotonic() + PATIENCE
     while wanted is None or wanted not in ESCAPES.sub(b"", seen):
         assert time.monotonic() < deadline, ESCAPES.sub(b"", seen).decode()[-2_000:]
         try:
@@ -67,14 +69,20 @@ def read_until(descriptor, wanted):
 
 
 def children_of(process):
-    listed = subprocess.run(["ps", "-A", "-o", "ppid=,pid="], capture_output=True, text=True, timeout=10, check=True)
+    listed = subprocess.run(
+        ["ps", "-A", "-o", "ppid=,pid="], capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
     pairs = [line.split() for line in listed.stdout.splitlines()]
     return {int(child) for parent, child in pairs if int(parent) == process.pid} - {process.pid}
 
 
 def is_running(process_id):
     listed = subprocess.run(
-        ["ps", "-o", "stat=,args=", "-p", str(process_id)], capture_output=True, text=True, timeout=10, check=False
+        ["ps", "-o", "stat=,args=", "-p", str(process_id)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
     )
     return "anabranch._demo" in listed.stdout and not listed.stdout.startswith("Z")
 
@@ -175,7 +183,7 @@ def test_on_a_small_terminal_the_keys_are_shown_and_taken_and_q_ends_with_the_au
         os.write(terminal, b"q")
         audit = read_until(terminal, b"Try next")
         rest = read_until(terminal, None)
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE) == 0
     assert "the stream: hash space across" in before
     assert "could not" not in after
     assert "What became of every record" in audit
@@ -200,20 +208,21 @@ def test_a_signal_ends_it_at_once_and_leaves_no_process_and_no_file(tmp_path, nu
         assert len(children) >= 4
         os.killpg(process.pid, number)
         shown = read_until(terminal, None)
-        assert process.wait(20) == code
+        assert process.wait(PATIENCE) == code
     assert "Traceback" not in shown
     assert not any(is_running(child) for child in children)
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_its_processes_do_not_outlive_a_demo_that_was_killed(tmp_path):
     with on_a_terminal(tmp_path) as (process, terminal):
         read_until(terminal, b"q end")
         children = children_of(process)
         assert len(children) >= 4
         process.kill()
-        process.wait(20)
-    deadline = time.monotonic() + 20
+        process.wait(PATIENCE)
+    deadline = time.monotonic() + PATIENCE
     while any(is_running(child) for child in children):
         assert time.monotonic() < deadline, "processes outlive the demo"
         time.sleep(0.05)

@@ -1,10 +1,6 @@
-"""`Application` on a fleet that runs: what it sees, and that it deletes only what is dead."""
+"""`Application` on a fleet that runs: what it sees. What it makes of killed processes is in tests/integration."""
 
 import asyncio
-import os
-import signal
-import subprocess
-import sys
 
 import pytest
 
@@ -13,28 +9,17 @@ from anabranch._model.leases import AppRow
 from anabranch.errors import ConfigurationError, LeaseStoreError, LeaseStoreInvalidError, UsageError
 from anabranch.reasons import NoLiveWorker
 from anabranch.stores.memory import MemoryLeaseStore
-from anabranch.stores.sqlite import SqliteLeaseStore
 
-from stream_world import run, stream_world
+from simulated_stream import _CLOCK, run, stream_world
 
-MEMBER_THAT_HANGS = """
-import asyncio, sys, time
-from anabranch._model.leases import AppRow, MemberRow
-from anabranch.stores.sqlite import SqliteLeaseStore
-async def main():
-    store = SqliteLeaseStore(sys.argv[1], "billing")
-    await store.open(AppRow(app="billing", app_id="id", created_wall_ms=0))
-    await store.register_member(MemberRow(member_id="a#1", expiry_ms=int(sys.argv[2])))
-    print("ready", flush=True)
-    time.sleep(60)
-asyncio.run(main())
-"""
+
+def application_of(store):
+    return Application("billing", leases=store, clock=_CLOCK)
 
 
 async def ready(application, condition, what):
-    async with asyncio.timeout(15):
-        while not condition(status := await application.status()):  # noqa: ASYNC110 -- rows of another task
-            await asyncio.sleep(0.05)
+    while not condition(status := await application.status()):  # noqa: ASYNC110 -- rows of another task
+        await asyncio.sleep(0.05)
     assert status is not None, what
     return status
 
@@ -46,7 +31,7 @@ def test_members_shards_lag_and_rate_of_a_running_fleet_are_seen():
             consumer = world.consumer(app="billing", leases=store)
             async with asyncio.TaskGroup() as group:
                 task = group.create_task(consumer.run(lambda record: None, handle_signals=False))
-                application = Application("billing", leases=store)
+                application = application_of(store)
                 world.put([f"user-{n}" for n in range(200)])
                 while await store.read_app() is None:  # noqa: ASYNC110 -- made by the other task
                     await asyncio.sleep(0.01)
@@ -89,49 +74,13 @@ def test_a_shard_that_stopped_is_seen_with_its_record():
                     await asyncio.sleep(0.02)
                     rows = await store.read_leases() if await store.read_app() else []
                     stopped = [row for row in rows if row.stopped is not None]
-                async with Application("billing", leases=store) as application:
+                async with application_of(store) as application:
                     (shard,) = (await application.status()).stalled_shards
                 assert shard.state == "stopped"
                 assert shard.stopped.partition_key == "user-1"
                 assert "ValueError: no such customer" in shard.reason.error
                 await consumer.stop()
                 await task
-
-    run(main)
-
-
-def test_a_fleet_that_was_killed_can_be_deleted_and_one_that_hangs_is_watched_first(tmp_path):
-    """The first is proved dead by its lock; of the second only its expiry tells."""
-    path = tmp_path / "leases.db"
-
-    async def main():
-        process = subprocess.Popen(  # noqa: ASYNC220 -- it is listened to below
-            [sys.executable, "-c", MEMBER_THAT_HANGS, str(path), "1000"], stdout=subprocess.PIPE, text=True
-        )
-        try:
-            assert await asyncio.to_thread(process.stdout.readline) == "ready\n"
-            async with Application("billing", leases=f"sqlite://{path}") as application:
-                assert [member.state for member in (await application.status()).members] == ["live"]
-                os.kill(process.pid, signal.SIGKILL)
-                await asyncio.to_thread(process.wait)
-                assert [member.state for member in (await application.status()).members] == ["dead"]
-                await application.delete()
-        finally:
-            process.kill()
-            process.communicate()
-        store = SqliteLeaseStore(path, "billing")
-        assert await store.read_app() is None
-        await store.close()
-        process = subprocess.Popen(  # noqa: ASYNC220 -- as above
-            [sys.executable, "-c", MEMBER_THAT_HANGS, str(path), "1000"], stdout=subprocess.PIPE, text=True
-        )
-        try:
-            assert await asyncio.to_thread(process.stdout.readline) == "ready\n"
-            async with Application("billing", leases=f"sqlite://{path}") as application:
-                await application.delete()
-        finally:
-            process.kill()
-            process.communicate()
 
     run(main)
 
@@ -145,7 +94,7 @@ def test_a_store_that_refuses_writes_can_still_be_looked_at(error):
     async def main():
         store = ReadOnlyStore()
         await store.open(AppRow(app="billing", app_id="id", created_wall_ms=0))
-        assert (await Application("billing", leases=store).status()).app == "billing"
+        assert (await application_of(store).status()).app == "billing"
 
     run(main)
 
@@ -159,7 +108,7 @@ def test_a_watch_alerts_on_the_whole_fleet_also_when_its_last_worker_is_gone():
             while await store.read_app() is None:  # noqa: ASYNC110 -- made by the other task
                 await asyncio.sleep(0.01)
             alert = Alert(lag=1.0, for_periods=1, period=1, hook=called.append)
-            watch = Application("billing", leases=store).watch(interval=0.1, alerts=[alert], on_event=happened.append)
+            watch = application_of(store).watch(interval=0.1, alerts=[alert], on_event=happened.append)
             async for status in watch:
                 if status.lag == 0.0:
                     break
@@ -188,7 +137,7 @@ def test_a_watch_survives_an_unreachable_store():
     async def main():
         store, happened = Store(), []
         await store.open(AppRow(app="billing", app_id="id", created_wall_ms=0))
-        watch = Application("billing", leases=store).watch(interval=0.1, on_event=happened.append)
+        watch = application_of(store).watch(interval=0.1, on_event=happened.append)
         await anext(watch)
         store.is_away = True
         following = asyncio.create_task(anext(watch))
@@ -206,7 +155,7 @@ def test_a_watch_survives_an_unreachable_store():
 def test_a_watch_with_wrong_options_is_refused(options):
     async def main():
         with pytest.raises(ConfigurationError, match=next(iter(options))):
-            await anext(Application("billing", leases=MemoryLeaseStore()).watch(**options))
+            await anext(application_of(MemoryLeaseStore()).watch(**options))
 
     run(main)
 
@@ -217,6 +166,6 @@ def test_a_watch_with_wrong_options_is_refused(options):
 def test_wrong_options_of_the_advice_are_refused(options):
     async def main():
         with pytest.raises(ConfigurationError, match=next(iter(options))):
-            await Application("billing", leases=MemoryLeaseStore()).desired_workers(**options)
+            await application_of(MemoryLeaseStore()).desired_workers(**options)
 
     run(main)

@@ -123,7 +123,7 @@ def main(given: Sequence[str]) -> int:
 
 
 def _occupy_closed_descriptors() -> None:
-    """Otherwise the next socket or file would get the number of a closed stream, and children would write to it."""
+    """Opens the null device for closed streams. Otherwise sockets get their numbers, and children write to them."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -132,7 +132,7 @@ def _occupy_closed_descriptors() -> None:
 
 
 def _discard_output() -> None:
-    """Otherwise Python would try to write the buffered output again at exit, and fail again."""
+    """Python tries to write the buffered output again at exit; the null device accepts it."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -1,5 +1,4 @@
-"""What commands connect to: Kinesis (the client and the control calls), and an application; and waits for a change of a
-stream.
+"""Connections to Kinesis (the client and the control calls) and to an application, and waits for changes of a stream.
 
 Commands are blocking programs: `Connection.run` runs one coroutine and returns its result. Between two calls Python
 handles Ctrl-C, so a prompt can be interrupted. Reads are retried; calls that change something are sent once.
@@ -10,7 +9,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -75,19 +74,14 @@ def connect(arguments: argparse.Namespace, stream: StreamName | None = None) -> 
     from anabranch._aws.control import KinesisControl
     from anabranch._aws.kinesis_client import open_kinesis
 
-    account = AwsAccount(aws_from(arguments))
     region = None if stream is None else stream.region
-    with asyncio.Runner() as runner:
-        try:
-            client = runner.run(open_kinesis(account, region=region))
-            control = KinesisControl(account, region=region)
+    with asyncio.Runner() as runner, closing(AwsAccount(aws_from(arguments))) as account:
+        client = runner.run(open_kinesis(account, region=region))
+        with closing(KinesisControl(account, region=region)) as control:
             try:
                 yield Connection(client, control, runner, account, region)
             finally:
-                control.close()
                 runner.run(client.close())
-        finally:
-            account.close()
 
 
 def ask_application(arguments: argparse.Namespace, question: "Callable[[Application], Coroutine[Any, Any, T]]") -> T:

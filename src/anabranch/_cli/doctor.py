@@ -10,6 +10,7 @@ import os
 import platform
 import shlex
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
@@ -84,11 +85,8 @@ class Checkup:
         from anabranch._aws.account import AwsAccount
 
         self._report(_versions())
-        account = AwsAccount(self._aws)
-        try:
+        with closing(AwsAccount(self._aws)) as account:
             await self._check_account(account)
-        finally:
-            account.close()
         await self._check_store()
 
     async def _check_account(self, account: "AwsAccount") -> None:
@@ -126,19 +124,14 @@ class Checkup:
         from anabranch._aws.control import BotocoreCalls, KinesisControl
         from anabranch._aws.kinesis_client import open_kinesis
 
-        control = KinesisControl(account, region=region)
-        calls = BotocoreCalls(account, "kinesis", region=region)
-        try:
+        with closing(KinesisControl(account, region=region)) as control:
+            self._report(await _limits(control))
+        if self._stream is None:
+            self._report(Finding("permissions", "skip", "no stream was given", "run anabranch doctor STREAM"))
+            return
+        with closing(BotocoreCalls(account, "kinesis", region=region)) as calls:
             async with await open_kinesis(account, region=region) as client:
-                self._report(await _limits(control))
-                if self._stream is None:
-                    advice = "run anabranch doctor STREAM"
-                    self._report(Finding("permissions", "skip", "no stream was given", advice))
-                else:
-                    await self._check_stream(self._stream, client, calls)
-        finally:
-            control.close()
-            calls.close()
+                await self._check_stream(self._stream, client, calls)
 
     async def _check_stream(self, stream: StreamName, client: "KinesisClient", calls: "BotocoreCalls") -> None:
         """Its state, and the permissions that its consumers and producers need."""

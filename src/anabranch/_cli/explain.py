@@ -81,13 +81,14 @@ def explain_fleet(status: FleetStatus) -> list[str]:
 
 def explain_shard(shard: FleetShard, status: FleetStatus, leases: str | None = None) -> Explanation:
     """`leases` is how the user named the lease store, for the commands in the advice."""
-    if shard.state == "finished":
-        children = " and ".join(shard.children)
-        follows = f"Its records continue in {children}." if children else "It has no children: nothing follows it."
-        return _explanation(shard, [follows])
     reason, advice = shard.reason, None if shard.reason is None else shard.reason.advice
-    situation = [_holder(shard, status), _position(shard), _retention(shard), _subscription(shard, status)]
-    if shard.state == "stopped" and shard.stopped is not None:
+    situation = [f"{shard.shard_id} of {shard.stream} {_STATE_PHRASES[shard.state]}."]
+    if shard.state != "finished":
+        situation += [_holder(shard, status), _position(shard), _retention(shard), _subscription(shard, status)]
+    if shard.state == "finished":
+        follows = f"Its records continue in {' and '.join(shard.children)}."
+        situation.append(follows if shard.children else "It has no children: nothing follows it.")
+    elif shard.state == "stopped" and shard.stopped is not None:
         situation.append(f"At {timestamp(shard.stopped.stopped_seconds)} it {one_line(reason)}.")
         situation.append("Its checkpoint stays before that record: nothing is skipped.")
     elif shard.state == "waiting":
@@ -98,7 +99,15 @@ def explain_shard(shard: FleetShard, status: FleetStatus, leases: str | None = N
         situation.append(_sentence(reason))
     elif shard.takes_without_progress > 1:
         situation.append(f"{shard.takes_without_progress} holders in a row have made no progress on it.")
-    return _explanation(shard, situation, advice, _ways_past(shard, status, leases))
+    return Explanation(
+        stream=shard.stream,
+        shard_id=shard.shard_id,
+        state=shard.state,
+        reason=reason,
+        situation=tuple(filter(None, situation)),
+        advice=advice,
+        commands=_ways_past(shard, status, leases),
+    )
 
 
 def _ways_past(shard: FleetShard, status: FleetStatus, leases: str | None) -> dict[str, str]:
@@ -136,21 +145,6 @@ _STATE_PHRASES: Final = {
 }
 
 
-def _explanation(
-    shard: FleetShard, situation: list[str], advice: str | None = None, commands: dict[str, str] | None = None
-) -> Explanation:
-    first = f"{shard.shard_id} of {shard.stream} {_STATE_PHRASES[shard.state]}."
-    return Explanation(
-        stream=shard.stream,
-        shard_id=shard.shard_id,
-        state=shard.state,
-        reason=shard.reason,
-        situation=(first, *filter(None, situation)),
-        advice=advice,
-        commands=commands or {},
-    )
-
-
 def _sentence(reason: Reason | None) -> str:
     text = one_line(reason)
     return f"{text[:1].upper()}{text[1:]}."
@@ -186,7 +180,7 @@ def _position(shard: FleetShard) -> str:
 
 
 def _retention(shard: FleetShard) -> str:
-    """How long its records stay in the stream, if that is not long."""
+    """When its oldest unfinished record is trimmed, if that is soon."""
     left = shard.retention_left
     if left is None or left >= RETENTION_SHORT_SECONDS:
         return ""
@@ -344,7 +338,7 @@ def _lines(explanation: Explanation, console: "Console") -> list[str]:
 
 
 def _copyable(command: str, console: "Console") -> list[str]:
-    """The command as a shell takes it, in lines that fit the terminal; elsewhere in one line."""
+    """The command, quoted for a shell: on a terminal in lines that fit, elsewhere in one line."""
     lines = [""]
     for word in shlex.split(command):
         quoted = shlex.quote(word)

@@ -52,11 +52,6 @@ Start = Literal["latest", "trim_horizon"] | dt.datetime
 
 _SPAN = re.compile(r"-?(\d+(?:\.\d+)?)([smhdw])")
 _UNITS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
-_STARTS: Final[dict[str, Literal["latest", "trim_horizon"]]] = {
-    "latest": "latest",
-    "horizon": "trim_horizon",
-    "trim_horizon": "trim_horizon",
-}
 _ACCEPTED: Final = "-15m (also s, h, d, w) or an ISO time such as 2026-01-31T09:30Z"
 
 
@@ -74,8 +69,10 @@ def join_spans(words: list[str]) -> list[str]:
 
 def start_argument(text: str) -> Start:
     word = text.lower().replace("-", "_")
-    if word in _STARTS:
-        return _STARTS[word]
+    if word == "latest":
+        return "latest"
+    if word in {"horizon", "trim_horizon"}:
+        return "trim_horizon"
     return _moment(text, accepted=f"horizon, latest, {_ACCEPTED}", if_future="to start now")
 
 
@@ -119,7 +116,7 @@ def ago(seconds: float | None) -> str:
 
 
 class Actions:
-    """The actions of a command. Each has a function to run, and shows its own among the examples of the command."""
+    """Adds actions to a command. The help of an action shows those examples of the command that use it."""
 
     def __init__(self, parser: argparse.ArgumentParser, epilog: str) -> None:
         parser.epilog = epilog

@@ -86,8 +86,8 @@ class _DiscardingFile(io.FileIO):
 
 
 def prepare_streams() -> None:
-    """Text that cannot be encoded, or a full standard error, must not change a command's exit code. Log messages of
-    commands that configure no logging are cleaned, too.
+    """Text that cannot be encoded, or a full standard error, must not change a command's exit code. Log messages are
+    cleaned even if a command configures no logging.
     """
     if sys.stderr is not None:
         buffer = io.BufferedWriter(_DiscardingFile(sys.stderr.fileno(), "w", closefd=False))
@@ -187,7 +187,7 @@ def styled(text: str, style: str = "") -> "Text":
 
 
 def wrapped(text: str, console: "Console", *, indent: str = "", hanging: str = "") -> list[str]:
-    """The text, clean, in lines that fit the terminal, broken between words; elsewhere one line. `hanging` indents the
+    """Cleans the text. On a terminal it is wrapped between words, elsewhere it stays one line. `hanging` indents the
     lines after the first.
     """
     from rich.text import Text

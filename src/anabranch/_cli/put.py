@@ -68,7 +68,7 @@ class PutOutcomes:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.pending: asyncio.Queue[tuple[str, Delivery] | None] = asyncio.Queue(_PENDING_MAX)
-        """None at the end."""
+        """The name and the delivery of each record; None after the last."""
         self.failed_count = 0
         self._delivered_count = 0
         self._shard_ids: set[str] = set()

@@ -116,7 +116,7 @@ def _tell_as(log_format: str) -> Tell:
 
 
 async def run_workers(command: Sequence[str], count: int, tell: Tell, health: tuple[str, int] | None = None) -> int:
-    """The exit code. `health`: the host and the port on which the health of all workers is served."""
+    """Returns the exit code. `health` is the host and the port on which the health of all workers is served."""
     lifeline, write_end = os.pipe()  # the workers stop when the write end closes
     workers = _Workers(lifeline, tell)
     loop = asyncio.get_running_loop()

@@ -114,7 +114,7 @@ class Scroll:
 
 
 async def _draw(application: "Application", arguments: argparse.Namespace, console: "Console") -> None:
-    """Draws the status, and draws it again at each key."""
+    """Redraws the status at each update and at each key."""
     from rich.console import Group
     from rich.live import Live
 

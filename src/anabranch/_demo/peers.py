@@ -31,36 +31,30 @@ def plain_loop(stream: str, _: Path) -> None:
     It keeps no position and ignores lineage.
     """
     kinesis = get_session().create_client("kinesis")
-    iterators: dict[str, str] = {}
-    known: dict[str, None] = {}
-    looked_at = -float(LOOK_FOR_SHARDS_EVERY_SECONDS)
+    iterators: dict[str, str | None] = {}  # None: read to the end
+    list_at = 0.0
     while True:
-        if time.monotonic() - looked_at >= LOOK_FOR_SHARDS_EVERY_SECONDS:
-            looked_at = time.monotonic()
-            for shard in kinesis.list_shards(StreamName=stream)["Shards"]:
-                if shard["ShardId"] not in known:
-                    known[shard["ShardId"]] = None
-                    answer = kinesis.get_shard_iterator(
-                        StreamName=stream, ShardId=shard["ShardId"], ShardIteratorType="LATEST"
-                    )
-                    iterators[shard["ShardId"]] = answer["ShardIterator"]
-        for shard_id, iterator in list(iterators.items()):
+        if time.monotonic() >= list_at:
+            list_at = time.monotonic() + LOOK_FOR_SHARDS_EVERY_SECONDS
+            for shard_id in (shard["ShardId"] for shard in kinesis.list_shards(StreamName=stream)["Shards"]):
+                if shard_id not in iterators:
+                    answer = kinesis.get_shard_iterator(StreamName=stream, ShardId=shard_id, ShardIteratorType="LATEST")
+                    iterators[shard_id] = answer["ShardIterator"]
+        for shard_id, iterator in iterators.items():
+            if iterator is None:
+                continue
             try:
                 answer = kinesis.get_records(ShardIterator=iterator, Limit=1000)
             except ClientError:
                 continue
             for record in answer["Records"]:
                 handle(record["Data"], "plain")
-            following = answer.get("NextShardIterator")
-            if following is None:
-                del iterators[shard_id]
-            else:
-                iterators[shard_id] = following
+            iterators[shard_id] = answer.get("NextShardIterator")
         time.sleep(POLL_EVERY_SECONDS)
 
 
 class Checkpoints:
-    """Positions in a file: a sequence number, "" for a shard that is read from its beginning, or DONE."""
+    """Positions in a file: a sequence number, `@` with a time, "" for the beginning of a shard, or DONE."""
 
     DONE: Final = "done"
 

@@ -79,7 +79,13 @@ class River:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         height = max(ROWS_MIN, min(ROWS_MAX, console.height - LINES_AROUND))
         rows = [_line(row) for row in self.rows[-height:]]
-        yield _panel([*rows, *[Text("")] * (height - len(rows))])
+        yield Panel(
+            Group(*rows, *[Text("")] * (height - len(rows))),
+            title="the stream: hash space across, time downwards, a colour for each worker",
+            title_align="left",
+            border_style="dim",
+            width=TIME + WIDTH + MARGIN + 5,
+        )
         yield self._figures()
         yield self._news()
 
@@ -108,16 +114,6 @@ class River:
 def _line(row: RiverRow) -> Text:
     line = Text().append(f"{row.seconds:5.1f} s ", style="dim").append_text(_hash_space(row.shards))
     return line.append(f" {', '.join(row.marks)}"[: MARGIN + 1], style="bold")
-
-
-def _panel(rows: list[Text]) -> Panel:
-    return Panel(
-        Group(*rows),
-        title="the stream: hash space across, time downwards, a colour for each worker",
-        title_align="left",
-        border_style="dim",
-        width=TIME + WIDTH + MARGIN + 5,
-    )
 
 
 def _hash_space(shards: Sequence[ShardView]) -> Text:

@@ -16,7 +16,7 @@ pydantic models are recognised by their methods; pydantic is not imported. Error
 import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, get_origin
+from typing import TYPE_CHECKING, Any, TypeAlias, cast, get_origin
 
 import msgspec
 
@@ -64,8 +64,7 @@ def decode_with(decode: Any) -> Callable[[bytes], Any] | None:
     if isinstance(decode, JsonLines):
         return decode.decode
     if hasattr(decode, "model_validate_json"):
-        validate: Callable[[bytes], Any] = decode.model_validate_json
-        return validate
+        return cast("Callable[[bytes], Any]", decode.model_validate_json)
     if _is_type(decode):
         try:
             return msgspec.json.Decoder(decode).decode
@@ -74,8 +73,7 @@ def decode_with(decode: Any) -> Callable[[bytes], Any] | None:
     if inspect.iscoroutinefunction(decode):
         raise ConfigurationError(f"decode={decode!r} is an async function; pass a plain function that takes bytes")
     if callable(decode):
-        function: Callable[[bytes], Any] = decode
-        return function
+        return cast("Callable[[bytes], Any]", decode)
     raise ConfigurationError(f"decode must be a type or a function that takes bytes, not {decode!r}")
 
 
@@ -133,5 +131,4 @@ def _encode_text(value: Any) -> bytes:
 
 
 def _encode_model(value: Any) -> bytes:
-    text: str = value.model_dump_json()
-    return text.encode()
+    return str(value.model_dump_json()).encode()

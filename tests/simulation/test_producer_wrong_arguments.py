@@ -1,4 +1,4 @@
-"""Arguments of a wrong type raise a TypeError that names the argument and the fix."""
+"""Arguments of a wrong type raise a TypeError that names the argument and the fix; wrong options name themselves."""
 
 import functools
 import json
@@ -7,7 +7,9 @@ from enum import StrEnum
 import pytest
 from memory_kinesis import MemoryKinesis, simulated
 
+from anabranch.config import LeaseSettings, ProducerSettings
 from anabranch.errors import ConfigurationError
+from anabranch.producer import Producer
 from anabranch.sync_producer import SyncProducer
 
 
@@ -71,6 +73,28 @@ def test_the_blocking_put_many_refuses_keys_of_a_wrong_type():
         for key in (b"k", 7, None, ["k"]):
             with pytest.raises(TypeError, match="partition_key"):
                 producer.put_many([(key, b"2")])
+
+
+@pytest.mark.parametrize("kind", [Producer, SyncProducer])
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"stream": "no spaces allowed"}, "no spaces allowed"),
+        ({"order": "shard"}, "order is 'shard'; it must be 'key' or 'none'"),
+        ({"aggregate": "stream"}, "aggregate is 'stream'; it must be 'shard', 'key' or None"),
+        ({"linger": "1"}, "linger is '1'; it must be a number"),
+        ({"linger": -1, "delivery_timeout": 0}, "linger is -1 s.*delivery_timeout is 0 s; it must be positive"),
+        ({"buffer_bytes": 1000}, "buffer_bytes is 1000; it must be at least 1048576"),
+        ({"settings": LeaseSettings()}, "settings is .*; it must be of type ProducerSettings or None"),
+        ({"aws": "eu-west-1"}, "aws is 'eu-west-1'; it must be of type Aws or None"),
+        ({"aggregate": None, "settings": ProducerSettings(trace="wrap")}, "aggregate=None forbids aggregates"),
+        ({"on_undelivered": print, "metrics": print}, "metrics is .*; it must be a list of exporters"),
+        ({"on_undelivered": 5}, "on_undelivered=5: expected a plain function"),
+    ],
+)
+def test_a_wrong_option_is_named_when_the_producer_is_made(kind, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        kind(**{"stream": "orders", **options})
 
 
 @pytest.mark.parametrize("seconds", WRONG_TIMES)

@@ -37,7 +37,7 @@ T = TypeVar("T")
 HOLD_SECONDS: Final = 60.0
 """How long letters stay held by a redrive that has died. A running one renews its hold three times as often."""
 RETENTION_HOURS_WANTED: Final = 14 * 24
-"""People need time to look at letters: SQS cannot keep them for longer."""
+"""People need time to look at letters. SQS keeps them for at most this long."""
 
 
 class StoredLetter(msgspec.Struct, frozen=True):

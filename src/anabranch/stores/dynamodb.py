@@ -202,7 +202,7 @@ class DynamoDbTable:
         self._account = AwsAccount(aws)
         self._clients = DynamoDbByLoop(self._account, region, endpoint_url)
         self._identity: str | None = None
-        """As last described; None after a call that no table answered."""
+        """From the last DescribeTable; None after a call that no table answered."""
         self._has_created = False
         self._recovery_tries = 0
         self.warnings: list[str] = []
@@ -758,7 +758,8 @@ class DynamoDbLeaseStore(LeaseStore):
         return self._after(written, self._member_row, lambda row: rows.request_hand_off(row, request))
 
     async def delete_member(self, member_id: str) -> bool:
-        # Ended is final. The status goes first: after a failure, the caller still sees the member and tries again.
+        # An ended member stays so. Its status is deleted first: after a failure, the caller still sees the member and
+        # tries again.
         key = self._member_key(member_id)
         item = await self.table.get(key)
         if item is None or not rows.may_delete_member(self._member_row(item)):
@@ -830,8 +831,8 @@ class DynamoDbLeaseStore(LeaseStore):
             expected_version=expected_version,
             epoch_floor=epoch_floor,
         )
-        # The new epoch is one more than the larger of two, which one expression cannot say. A floor is mostly given for
-        # the first take of a child shard, which has no epoch yet. If the row shows a higher one, it is written again.
+        # The new epoch is one more than the larger of epoch and floor, which no expression can compute. A floor is
+        # mostly given for the first take of a child shard, whose epoch is 0: that is tried first, then a higher epoch.
         for is_below_floor in (True, False) if epoch_floor else (False,):
             values = {"lease_owner": member_id, "lease_count": expected_version + 1}
             if is_below_floor:

@@ -211,8 +211,8 @@ class RowLeaseStore(LeaseStore, ABC):
 
     async def delete_member(self, member_id: str) -> bool:
         key = self._member_key(member_id)
-        # Ended is final, so this needs no condition over two rows. The status goes first: after a failure, the caller
-        # still sees the member and tries again.
+        # An ended member stays so, and no condition over two rows is needed. Its status is deleted first: after a
+        # failure, the caller still sees the member and tries again.
         if not rows.may_delete_member(_member((await self.get([key])).rows)):
             return False
         await self.change([self._status_key(member_id)], lambda _: [None])

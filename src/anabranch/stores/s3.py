@@ -117,9 +117,9 @@ class S3LeaseStore(RowLeaseStore):
         self._objects = S3Objects(self._account, bucket, region=region, endpoint_url=endpoint_url)
         self._rows = MemoryRows()
         self._etag: str | None = None
-        """Of the object that the rows were read from or saved to; None if there is none."""
+        """Of the object from which the rows were read, or to which they were saved; None if there is none."""
         self._written = _Nonce(secrets.token_hex(16), 0)
-        """The last one that S3 has confirmed, or at the start none."""
+        """Our last write that S3 has confirmed; at the start, number 0."""
         self._sent = self._written
         self._turn = asyncio.Lock()
         self._probes_answered = 0
@@ -216,10 +216,10 @@ class S3LeaseStore(RowLeaseStore):
     def _take_over(self, row: MemberRow) -> None:
         """Seals the previous worker, so that its leases can be taken. It has ended, or ends at its next save."""
         app_id = self._opened
-        members = [one for one in self._rows.scan([Scope("member", self.app, app_id)]) if isinstance(one, MemberRow)]
-        killed = {one.member_id for one in members if one.state == "live"}
-        for member in members:
-            if member.member_id in killed:
+        killed = set()
+        for member in self._rows.scan([Scope("member", self.app, app_id)]):
+            if isinstance(member, MemberRow) and member.state == "live":
+                killed.add(member.member_id)
                 self._put(self._member_key(member.member_id), replace(member, state="sealed"))
         for lease in self._rows.scan([Scope("lease", self.app, app_id, with_finished=False)]):
             if isinstance(lease, LeaseRow):
@@ -327,7 +327,7 @@ class S3LeaseStore(RowLeaseStore):
         self._is_unsure = False
         if self._has_new_leases:
             if self._etag == before or (document is not None and self._is_own(document)):
-                return  # a write whose answer was lost took no effect, or did
+                return  # nobody else has written: the object is as before, or has our write whose answer was lost
             self._has_new_leases = False
             self._rows.places = places
             raise LeaseStoreError(f"somebody else has just changed application {self.app!r} in {self}")

@@ -155,7 +155,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         """Answers, then discards input for a moment. If we closed at once, the client could get a reset instead."""
         self._keep_alive = False
         self._discarding = True
-        self._send(Response(refused.status, f"{refused.reason}\n".encode(), [("content-type", "text/plain")]))
+        self._send(Response(refused.status, f"{refused}\n".encode(), [("content-type", "text/plain")]))
         self._set_deadline(_LINGER_SECONDS)
 
     def _recognise_version(self) -> bool:

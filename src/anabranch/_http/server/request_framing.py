@@ -25,7 +25,6 @@ class BadRequest(Exception):  # noqa: N818 -- an answer to the client, not an er
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
         self.status = status
-        self.reason = reason
 
 
 @dataclass(slots=True)

@@ -144,7 +144,8 @@ def audit_table(audit: Audit) -> RenderableType:
         table.add_row(name, *styled, end_section=number == len(FIGURES))
     notes = [
         "Handled again: finished, but not yet committed at the kill.",
-        f"The careful loop is one process; it saves each page and follows lineage. Seed {audit.seed}.",
+        "The careful loop is one process. It reads parents before their children.",
+        f"To repeat this story: {_program()} demo --seed {audit.seed}",
     ]
     if "async-kinesis" in audit.peers:
         notes.insert(1, "async-kinesis lists shards once a minute, so it may not have read new ones yet.")

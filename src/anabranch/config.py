@@ -105,9 +105,8 @@ class LeaseSettings:
     """Whether to create the application if the store does not have it. Use `never` in production: an emptied store or a
     misspelt name is then an error, and not a new application that starts over."""
     any_order: bool = False
-    """Whether this worker joins workers with another `order=`, for a rolling change. Meanwhile each shard is handled in
-    the order of its owner, and `OrderChanged` reports what a change of owners repeats. Workers without this setting
-    still refuse to start beside workers with another order."""
+    """Whether this worker joins workers with another `order=`, for a rolling change; without it, it refuses to start.
+    Meanwhile each shard has the order of its owner, and `OrderChanged` reports what a change of owners repeats."""
 
     def __post_init__(self) -> None:
         violations = check_field_types(self)

@@ -168,13 +168,12 @@ class LeaseError(AnabranchError):
     """Something went wrong with a lease."""
 
 
-LeaseStoreCode = Literal[
-    "no_answer",
-    "throttled",
-    "table_creating",
-    "access_denied",
-    "clock_skew",
+LeaseStoreCode = Literal["no_answer", "throttled", "table_creating", "access_denied", "clock_skew"]
+"""Why a lease store call failed. `no_answer` is everything without a code of its own."""
+
+LeaseStoreInvalidCode = Literal[
     "unusable",
+    "access_denied",
     "table_missing",
     "table_deleting",
     "wrong_key_schema",
@@ -187,7 +186,7 @@ LeaseStoreCode = Literal[
     "conditions_ignored",
     "taken_over",
 ]
-"""Why a lease store call failed."""
+"""Why a lease store cannot be used."""
 
 
 class LeaseStoreError(LeaseError):
@@ -200,7 +199,6 @@ class LeaseStoreError(LeaseError):
     ) -> None:
         super().__init__(f"{message}: {advice}" if advice else message)
         self.code: LeaseStoreCode = code
-        """`no_answer`, `throttled`, `table_creating`, `access_denied` or `clock_skew`."""
         self.advice = advice
 
 
@@ -208,13 +206,10 @@ class LeaseStoreInvalidError(LeaseError):
     """The lease store cannot be used as it is."""
 
     def __init__(
-        self, message: str | None = None, *, code: LeaseStoreCode = "unusable", advice: str | None = None
+        self, message: str | None = None, *, code: LeaseStoreInvalidCode = "unusable", advice: str | None = None
     ) -> None:
         super().__init__(f"{message}: {advice}" if advice else message)
-        self.code: LeaseStoreCode = code
-        """`unusable`, `access_denied`, `table_missing`, `table_deleting`, `wrong_key_schema`, `kcl_table`,
-        `other_region`, `moved`, `half_deleted`, `not_durable`, `bucket_missing`, `conditions_ignored` or `taken_over`.
-        """
+        self.code: LeaseStoreInvalidCode = code
         self.advice = advice
 
 

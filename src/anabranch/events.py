@@ -343,11 +343,9 @@ class HandlerFailed(Event, frozen=True, kw_only=True):
 
     def sentence(self) -> str:
         then = "no further attempt" if self.retry_in_ms is None else f"retrying in {self.retry_in_ms} ms"
-        what = (
-            f"{self.record_count} records from {self.position} on"
-            if self.record_count > 1
-            else f"record {self.position}"
-        )
+        what = f"record {self.position}"
+        if self.record_count > 1:
+            what = f"{self.record_count} records from {self.position} on"
         return f"attempt {self.attempt} at {what} failed: {self.error}; {then}"
 
 
@@ -704,7 +702,6 @@ class StoreUnanswered(Event, frozen=True, kw_only=True):
     level = logging.WARNING
     error: str
     code: LeaseStoreCode = "no_answer"
-    """`throttled`, `table_creating`, `access_denied`, `clock_skew`, or `no_answer` for everything else."""
     failure_count: int
     """In a row."""
 

@@ -183,7 +183,7 @@ class Producer(Generic[T]):
         if timeout is not None:
             check_seconds("timeout", timeout)
         return await self._running_writer().put(
-            self._stream_name(stream), self._encode(value), partition_key, explicit_hash_key, timeout
+            stream_or_default(stream, self._stream), self._encode(value), partition_key, explicit_hash_key, timeout
         )
 
     def put_nowait(
@@ -194,7 +194,7 @@ class Producer(Generic[T]):
         if writer is None or _get_running_loop() is not self._loop:
             writer = self._running_writer()
         data: Any = value if type(value) is self._unencoded_type else self._encode(value)
-        name = self._stream if stream is None and self._stream is not None else self._stream_name(stream)
+        name = self._stream if stream is None and self._stream is not None else stream_or_default(stream, None)
         return writer.put_nowait(name, data, partition_key, explicit_hash_key)
 
     async def put_and_wait(
@@ -206,7 +206,7 @@ class Producer(Generic[T]):
 
     async def put_many(self, items: Iterable[tuple[str, T]], *, stream: str | None = None) -> list[Delivery]:
         """Buffers `(partition_key, value)` pairs in order. Waits while the buffer is full."""
-        writer, name = self._running_writer(), self._stream_name(stream)
+        writer, name = self._running_writer(), stream_or_default(stream, self._stream)
         deliveries: list[Delivery] = []
         rest = iter(items)
         while (not_put := writer.put_some(name, rest, self._unencoded_type, self._encode, deliveries)) is not None:
@@ -238,10 +238,12 @@ class Producer(Generic[T]):
             seconds = self._options.delivery_timeout_ms / 1_000 if deadline is None else deadline
             return await writer.close(self._deadline_ms(seconds))
         finally:
+            ports, self._ports = self._ports, None
             try:
                 await self.exporters.stop()
             finally:  # also if that wait was cancelled
-                await self._close_ports()
+                if ports is not None and ports.close is not None:
+                    await ports.close()
 
     async def __aenter__(self) -> Self:
         self._running_writer()
@@ -300,16 +302,6 @@ class Producer(Generic[T]):
         kinesis = KinesisByRegion(self._aws)
         return ProducerPorts(kinesis, SystemClock(), random.SystemRandom(), kinesis.close)
 
-    async def _close_ports(self) -> None:
-        ports, self._ports = self._ports, None
-        if ports is not None and ports.close is not None:
-            await ports.close()
-
-    def _stream_name(self, given: str | None) -> str:
-        if given is not None and not isinstance(given, str):
-            raise wrong_stream(given)
-        return stream_or_default(given, self._stream)
-
     def _deadline_ms(self, seconds: float | None) -> int | None:
         if seconds is None or self._ports is None:
             return None
@@ -320,6 +312,8 @@ def stream_or_default(given: str | None, default: str | None) -> str:
     stream = default if given is None else given
     if stream is None:
         raise UsageError("no stream: pass one to the producer, or to put(..., stream='orders')")
+    if not isinstance(stream, str):
+        raise wrong_stream(stream)
     return stream
 
 

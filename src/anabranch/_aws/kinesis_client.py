@@ -161,7 +161,7 @@ class KinesisClient:
     async def _ask(
         self, operation: str, pieces: Sequence[bytes], decode: Callable[[memoryview], T], *, repeatable: bool = True
     ) -> T:
-        """For a small call whose result is in the body of the response alone."""
+        """For small calls whose result is only the body of the response."""
         return await self._service.call(
             "others", operation, pieces, lambda response: decode(response.body), repeatable=repeatable
         )
@@ -239,7 +239,7 @@ class EventSubscription:
                 return None
 
     async def receive(self) -> SubscribeToShardEvent | None:
-        """The next event; None if the next message is another one. Raises the error in an exception message."""
+        """Returns the next event, or None for a message of another kind. Raises an error that the service sent."""
         if not self._messages:
             self._stream.expect(self._decoder.expected_bytes - self._decoder.buffered_bytes)
         while not self._messages:

@@ -90,7 +90,7 @@ class _Reader:
         if major == _MAP:
             return self._map(argument, depth + 1)
         if major == _ARRAY:
-            return self._array(argument, depth + 1)
+            return [self.read(depth + 1) for _ in self._repeat(argument)]
         if major == _TAG and argument == _TIMESTAMP_TAG:
             return self._timestamp(depth + 1)
         raise CodecError(f"CBOR byte 0x{initial:02x} at offset {start} starts a value that AWS does not use")
@@ -153,9 +153,6 @@ class _Reader:
     def _repeat(self, count: int) -> Iterable[object]:
         """Repeats a loop `count` times, or until the break if the length is indefinite."""
         return range(count) if count != _INDEFINITE else iter(self._skip_break, True)
-
-    def _array(self, count: int, depth: int) -> list[Any]:
-        return [self.read(depth) for _ in self._repeat(count)]
 
     def _map(self, count: int, depth: int) -> dict[str, Any]:
         members: dict[str, Any] = {}

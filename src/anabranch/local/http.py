@@ -51,17 +51,17 @@ class EventStreams:
 
     def __init__(self, clock_ms: Callable[[], int]) -> None:
         self._clock_ms = clock_ms
-        self._waiting: dict[tuple[str, str], dict[asyncio.Event, None]] = {}
+        self._changes: dict[tuple[str, str], asyncio.Event] = {}
+        """For each shard that streams wait for: its next change."""
 
     def wake(self, stream_name: str, shard_id: str) -> None:
         """The shard got records, was closed or deleted, or another subscription took over."""
-        for event in self._waiting.get((stream_name, shard_id), ()):
-            event.set()
+        change = self._changes.pop((stream_name, shard_id), None)
+        if change is not None:
+            change.set()
 
     async def chunks(self, subscription: Subscription, codec: BodyCodec, plan: CallPlan) -> AsyncGenerator[bytes, None]:
-        changed = asyncio.Event()
-        key = (subscription.stream_name, subscription.shard_id)
-        self._waiting.setdefault(key, {})[changed] = None
+        shard = subscription.stream_name, subscription.shard_id
         event_headers = _message_headers(codec, "event", "SubscribeToShardEvent")
         sent = 0
         try:
@@ -69,25 +69,21 @@ class EventStreams:
             while not subscription.is_over:
                 if plan.events is not None and sent >= plan.events:
                     await _end_by_fault(plan)
-                changed.clear()
                 event = subscription.poll(self._clock_ms())
                 if event is None:
-                    await self._sleep(changed, subscription.next_deadline_ms)
+                    await self._wait(shard, subscription.next_deadline_ms)
                 else:
                     sent += 1
                     headers = _message_headers(codec, "exception", event.type) if event.is_exception else event_headers
                     yield frame(headers, codec.encode(event.members))
         finally:
             subscription.close()
-            waiting = self._waiting[key]
-            del waiting[changed]
-            if not waiting:
-                del self._waiting[key]
 
-    async def _sleep(self, changed: asyncio.Event, deadline_ms: int) -> None:
+    async def _wait(self, shard: tuple[str, str], deadline_ms: int) -> None:
+        change = self._changes.setdefault(shard, asyncio.Event())
         try:
             async with asyncio.timeout(max(0, deadline_ms - self._clock_ms()) / 1000):
-                await changed.wait()
+                await change.wait()
         except TimeoutError:
             pass
 
@@ -195,7 +191,7 @@ def _answer_headers(request: Request) -> Headers:
 
 
 def _read(request: Request, headers: Headers) -> _Incoming | Response:
-    """Checks the request in AWS's order. Some refusals have a code without a message."""
+    """Checks the request in AWS's order. Some errors have a code, but no message."""
     if request.method == "OPTIONS" and "origin" in request.headers:
         return _preflight(request, headers)
     if request.method != "POST":

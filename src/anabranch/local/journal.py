@@ -35,7 +35,7 @@ logger = logging.getLogger("anabranch.local")
 _MAGIC: Final = b"anabranch local kinesis 1\n"
 _HEAD: Final = struct.Struct(">II")
 _ENTRY_BYTES_MAX: Final = (1 << 24) - 1
-"""More than a PutRecords request and more than a part of a snapshot."""
+"""More than a PutRecords request or an entry of a snapshot has."""
 _LENGTH: Final = re.compile(rb"\0(?!\0\0\0)")
 """Where the length of an entry can begin."""
 REMEDY: Final = (
@@ -61,8 +61,9 @@ class Journal:
         self._pending: list[bytes] = []
         self._appended = 0
         self._synced = 0
-        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._flushing = False
+        self._flush_ended = asyncio.Event()
+        """Replaced after each flush."""
         self.failure: LocalError | None = None
         """Set after a write failed: no change may be acknowledged any more."""
 
@@ -171,12 +172,11 @@ class Journal:
         self._schedule_flush()
 
     async def durable(self) -> None:
+        target = self._appended
+        while self.failure is None and self._synced < target:
+            await self._flush_ended.wait()
         if self.failure is not None:
             raise self.failure
-        if self._synced < self._appended:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.append((self._appended, waiter))
-            await waiter
 
     async def close(self) -> None:
         try:
@@ -221,17 +221,8 @@ class Journal:
             self.failure = LocalError("InternalFailure", f"The local server cannot write its journal: {error}", 500)
         else:
             self._synced = until
-        still_waiting = []
-        for target, waiter in self._waiters:
-            if waiter.done():
-                continue
-            if self.failure is not None:
-                waiter.set_exception(self.failure)
-            elif target <= until:
-                waiter.set_result(None)
-            else:
-                still_waiting.append((target, waiter))
-        self._waiters = still_waiting
+        self._flush_ended.set()
+        self._flush_ended = asyncio.Event()
         if self._synced < self._appended and self.failure is None:
             self._flush()
         else:

@@ -91,7 +91,7 @@ class ClientResponse:
 
 Answer: TypeAlias = "ClientResponse | Http1BodyStream"
 HasRoom = Callable[[int], bool]
-"""Whether there is room for a body of so many bytes. Called before a body is received that is larger than the
+"""Whether there is room for a body of this many bytes. Called before a body is received that is larger than the
 connection's own buffer; if the length is unknown, each time that the body grows.
 """
 

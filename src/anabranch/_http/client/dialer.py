@@ -292,7 +292,7 @@ async def _secure(
 
 
 async def connect_to_host(host: str, port: int) -> socket.socket:
-    """A connected socket; the caller owns it. Raises OSError: that of the only attempt, or a summary of all."""
+    """Returns a connected socket, which the caller must close. If attempts fail differently, the OSError names all."""
     loop = asyncio.get_running_loop()
     addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     sockets: list[socket.socket] = []
@@ -363,6 +363,6 @@ def client_tls_context(ca_bundle: str | None = None, alpn: Sequence[str] = ("htt
 
 
 def system_has_certificates() -> bool:
-    """False in images without certificates, and for Pythons that look for them in the wrong place."""
+    """False in container images without certificates, and if Python looks for them in the wrong place."""
     file, directory, *_ = ssl.get_default_verify_paths()
     return bool(file) or (bool(directory) and any(Path(directory).iterdir()))

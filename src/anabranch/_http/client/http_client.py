@@ -5,14 +5,13 @@ repeat and a kept connection was closed before the first byte of the response ar
 uses a connection that the kernel still reports as open.
 
 A pool hands out the connection that was used last, so that the others become idle and are closed. If all connections
-are busy, callers wait in line. Calls need no timers: one sweep checks all deadlines ten times a second, and stops when
-there is nothing to check.
+are busy, callers wait in line. Calls in progress need no timers: one sweep checks their deadlines ten times a second.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple, TypeVar, cast
+from typing import Final, TypeVar, cast
 
 from anabranch._http.client.connection import ClientConnection, ClientResponse, HasRoom, ReceiveBuffers
 from anabranch._http.client.dialer import Dialer
@@ -23,12 +22,6 @@ T = TypeVar("T")
 
 _SWEEP_SECONDS: Final = 0.1
 _IDLE_SWEEP_SECONDS: Final = 1.0
-
-
-class _Waiter(NamedTuple):
-    turn: "asyncio.Future[ClientConnection | None]"
-    """Resolves to a connection, or to None: permission to open one."""
-    deadline: float
 
 
 class ConnectionPool:
@@ -43,7 +36,8 @@ class ConnectionPool:
         self._idle: list[ClientConnection] = []
         self._busy: dict[ClientConnection, None] = {}
         self._open = 0  # idle, busy and connecting
-        self._waiters: deque[_Waiter] = deque()
+        self._waiters: deque[asyncio.Future[ClientConnection | None]] = deque()
+        """Each gets a connection, or None: permission to open one."""
         self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -108,8 +102,8 @@ class ConnectionPool:
             self._sweep = None
         connections = [*self._idle, *self._busy]
         for waiter in self._waiters:
-            if not waiter.turn.done():
-                waiter.turn.set_exception(TransportError("the client was closed", maybe_sent=False))
+            if not waiter.done():
+                waiter.set_exception(TransportError("the client was closed", maybe_sent=False))
         self._waiters.clear()
         for connection in connections:
             connection.fail(TransportError("the client was closed in the middle of a call"))
@@ -130,15 +124,20 @@ class ConnectionPool:
         self._watch(_SWEEP_SECONDS)
 
     async def _wait(self, deadline: float) -> ClientConnection | None:
-        waiter = _Waiter(self._loop.create_future(), deadline)
+        waiter: asyncio.Future[ClientConnection | None] = self._loop.create_future()
         self._waiters.append(waiter)
-        self._watch(_SWEEP_SECONDS)
         try:
-            return await waiter.turn
-        except asyncio.CancelledError:
-            if waiter.turn.done() and not waiter.turn.cancelled() and waiter.turn.exception() is None:
-                self._return_turn(waiter.turn.result())  # the turn came while we were cancelled
-            raise
+            async with asyncio.timeout_at(deadline):
+                try:
+                    return await waiter
+                except asyncio.CancelledError:
+                    if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                        self._return_turn(waiter.result())  # the turn came while we were cancelled
+                    raise
+        except TimeoutError:
+            where = self._dialer.endpoint.url
+            busy = f"all {self._connections_max} connections to {where} were busy until the deadline of the call"
+            raise TransportError(busy, maybe_sent=False) from None
 
     def _return_turn(self, handed: ClientConnection | None) -> None:
         if handed is None:
@@ -160,9 +159,9 @@ class ConnectionPool:
     def _give(self, offer: ClientConnection | None) -> bool:
         """Gives `offer` to the caller that has waited longest; false if no caller waits."""
         while self._waiters:
-            turn = self._waiters.popleft().turn
-            if not turn.done():
-                turn.set_result(offer)
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(offer)
                 return True
         return False
 
@@ -181,24 +180,14 @@ class ConnectionPool:
         now = self._loop.time()
         for connection in list(self._busy):
             connection.check(now)
-        if self._waiters:
-            self._give_up_waiters(now)
         kept_since = now - self._timeouts.idle
         while self._idle and (self._idle[0].idle_since < kept_since or not self._idle[0].usable):
             self._idle.pop(0).abort()
             self._open -= 1
-        if self._busy or self._waiters:
+        if self._busy:
             self._watch(_SWEEP_SECONDS)
         elif self._idle:
             self._watch(_IDLE_SWEEP_SECONDS)
-
-    def _give_up_waiters(self, now: float) -> None:
-        where = self._dialer.endpoint.url
-        for waiter in self._waiters:
-            if now >= waiter.deadline and not waiter.turn.done():
-                busy = f"all {self._connections_max} connections to {where} were busy until the deadline of the call"
-                waiter.turn.set_exception(TransportError(busy, maybe_sent=False))
-        self._waiters = deque(waiter for waiter in self._waiters if not waiter.turn.done())
 
 
 class HttpClient:

@@ -98,9 +98,9 @@ def _body_length(status: int, headers: dict[bytes, bytes]) -> int:
 
 
 class ResponseChunks:
-    """Unframes a chunked body without copying: bytes split anywhere go in, views of their payload come out.
+    """Returns the payload of a chunked body as views, without copying. The body may be split anywhere.
 
-    Extensions and trailers are ignored. The caller bounds the body, since a stream has no end.
+    Extensions and trailers are ignored. The caller limits the size of the body: a stream has no end.
     """
 
     def __init__(self) -> None:

@@ -63,7 +63,7 @@ class HttpServer:
         except OSError as error:
             raise ConfigurationError(_explain(error, self._host, self._port)) from error
         self._state = state
-        self._sweep = loop.call_later(self._limits.check_interval, self._check_connections)
+        self._sweep = loop.call_later(self._limits.check_interval, self._check_connections, state)
 
     @property
     def port(self) -> int:
@@ -111,12 +111,11 @@ class HttpServer:
         found = await loop.getaddrinfo(self._host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         return str(found[0][4][0])
 
-    def _check_connections(self) -> None:
-        if self._state is not None:
-            now = time.monotonic()
-            for connection in self._state.connections:
-                connection.check(now)
-            self._sweep = asyncio.get_running_loop().call_later(self._limits.check_interval, self._check_connections)
+    def _check_connections(self, state: ServerState) -> None:
+        now = time.monotonic()
+        for connection in state.connections:
+            connection.check(now)
+        self._sweep = asyncio.get_running_loop().call_later(self._limits.check_interval, self._check_connections, state)
 
 
 def check_host(host: str) -> None:

@@ -102,7 +102,7 @@ def list_stream_consumers(account: Account, request: Request, now_ms: int) -> An
 
 
 def subscribe_to_shard(account: Account, request: Request, now_ms: int) -> Subscription:
-    """A second call for the same consumer and shard fails within five seconds and takes over after that."""
+    """Another call for the same consumer and shard fails for five seconds; after that, it takes over."""
     stream, consumer = find_consumer_by_arn(account, request["ConsumerARN"])
     shard = find_shard(account, stream, request["ShardId"], now_ms)
     if consumer.status != "ACTIVE":

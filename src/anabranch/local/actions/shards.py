@@ -31,7 +31,7 @@ _SHARDS_MAX: Final = 10_000  # API reference: shards of a stream after UpdateSha
 @action("ListShards")
 def list_shards(account: Account, request: Request, now_ms: int) -> Answer:
     """A shard is open from its own opening until its children open, so at any time the open shards cover the hash space
-    exactly once. A time before the trim horizon, or before the stream existed, counts as that time.
+    exactly once. A Timestamp before the trim horizon, or before the creation of the stream, is moved there.
     """
     query = _query(account, request, now_ms)
     stream = find_stream(account, {"StreamName": query.stream_name})

@@ -157,7 +157,7 @@ class Account:
 
     @property
     def size_bytes(self) -> int:
-        """About what a snapshot takes."""
+        """The approximate size of a snapshot."""
         logs = [shard.log for stream in self.streams.values() for shard in stream.shards.values()]
         return sum(log.bytes_between(log.begin, len(log.records)) + len(log) * _RECORD_OVERHEAD_BYTES for log in logs)
 

@@ -45,8 +45,8 @@ def shard_id_of(index: int) -> str:
 
 
 def full_shard_id(text: str) -> str | None:
-    """AWS reads the number after the last dash: `0`, `x-0` and `shardId-0` all mean shardId-000000000000. None if that
-    is no number, or too large for a shard's.
+    """AWS reads the number after the last dash: `0`, `x-0` and `shardId-0` all mean shardId-000000000000. None if there
+    is no number, or one that is too large.
     """
     digits = text.rpartition("-")[2]
     if not (digits.isascii() and digits.isdigit()) or int(digits) > _SHARD_INDEX_MAX:
@@ -123,7 +123,7 @@ class ShardIterator(msgspec.Struct, frozen=True):
     """The lowest sequence number that will be read."""
     issued_ms: int
     nonce: int = 0
-    """Makes every text different, as on AWS."""
+    """Makes each iterator unique, as on AWS."""
 
 
 def encode_iterator(iterator: ShardIterator, entropy: Entropy) -> str:
@@ -131,7 +131,7 @@ def encode_iterator(iterator: ShardIterator, entropy: Entropy) -> str:
 
 
 def decode_iterator(text: str) -> ShardIterator | None:
-    """None if it is not one. An iterator that is still in quotes is accepted, as on AWS."""
+    """None if the text is not an iterator. Quotes around an iterator are ignored, as on AWS."""
     if len(text) > 1 and text[0] == text[-1] == '"':
         text = text[1:-1]
     return _decode_text(text, ShardIterator)

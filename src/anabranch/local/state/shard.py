@@ -79,11 +79,8 @@ class RecordLog:
         self._bytes += size_bytes
 
     def trim(self, before_ms: int) -> None:
-        begin = self.begin
-        records = self.records
-        if begin == len(records) or records[begin].arrival_ms >= before_ms:
-            return
-        self.begin = bisect_left(records, before_ms, begin, key=_arrival_ms)
+        if self.begin < len(self.records) and self.records[self.begin].arrival_ms < before_ms:
+            self.begin = self.index_at_time(before_ms)
 
     def free(self) -> None:
         """Frees the memory of trimmed records."""

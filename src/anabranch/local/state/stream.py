@@ -216,7 +216,7 @@ def _replace(stream: Stream, parents: tuple[Shard, ...], ranges: tuple[HashKeyRa
 
 
 def _snapped_borders(stream: Stream, count: int) -> list[int]:
-    """A border that differs from an existing one only by rounding is the existing one."""
+    """The borders of an even cut. Existing borders are used if they differ from these only by rounding."""
     present = [shard.hash_key_range.start for shard in stream.routing.open_shards]
     borders = []
     for wanted, _ in even_ranges(count):

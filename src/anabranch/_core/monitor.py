@@ -59,7 +59,7 @@ class AlertState:
         self._period_ms = round(alert.period * 1000)
         self._began_ms = now_ms
         self._worst: Lag | None = None
-        """Of this period."""
+        """The largest lag of this period so far."""
         self._breach_count = 0
         self._since_ms: int | None = None
         """When it fired; None if it is clear."""
@@ -106,7 +106,6 @@ class AlertState:
 
 
 def worst_lag(shards: Sequence[ShardState]) -> Lag | None:
-    """None if no lag is known."""
     lags = [Lag(shard.lag, shard.stream, shard.shard_id, shard.reason) for shard in shards if shard.lag is not None]
     return max(lags, key=lambda lag: lag.seconds, default=None)
 
@@ -146,7 +145,7 @@ class RunMonitor:
         self._looked_ms = now_ms
         self._progress_ms = now_ms
         self._counted = Counters()
-        """At the last progress line."""
+        """The counters at the last progress line."""
         self._stopped_ms: dict[tuple[str, str], int] = {}
         self._retention_reported: dict[tuple[str, str], float] = {}
         """The seconds left at the last warning about a shard."""
@@ -160,7 +159,7 @@ class RunMonitor:
         return bool(self._alerts or self._stopped_ms) or self._is_progress_due(now_ms)
 
     def look(self, measures: ConsumerMeasures, now_ms: int) -> list[Event]:
-        """The events about all shards together, and about those that are stopped."""
+        """Progress of the whole run, shards that stay stopped, and shards that are about to lose records."""
         found = [*self._still_stopped(measures.shards, now_ms), *self._retention(measures.shards)]
         if self._is_progress_due(now_ms):
             found.append(self._progress(measures, now_ms))

@@ -115,11 +115,11 @@ class Commands:
                 return  # no answer: the next poll repeats the command, which finds that it is done
         finally:
             del self._busy[command.command_id]
-        session = self._sessions.get(command.key) if command.key is not None else None
+        assert command.key is not None
         self._ports.emit(
             CommandAnswered(
-                stream=None if session is None else session.stream.name,
-                shard_id=None if command.key is None else command.key.shard_id,
+                stream=command.key.stream_name,
+                shard_id=command.key.shard_id,
                 action=command.action,
                 position=command.arguments.get("position"),
                 requested_by=command.requested_by,

@@ -87,14 +87,10 @@ ITERATION_LIMITS = BatchLimits(max_records=500, max_bytes=1 << 20, max_wait_ms=0
 
 
 class HandleRecords(NamedTuple):
-    """Call a handler for each record."""
-
     call: HandlerCall
 
 
 class HandleBatches(NamedTuple):
-    """Call a handler for each batch."""
-
     call: HandlerCall
     limits: BatchLimits
 
@@ -106,8 +102,6 @@ class IterateRecords(NamedTuple):
 
 
 class IterateBatches(NamedTuple):
-    """The caller's own loop takes batches."""
-
     limits: BatchLimits
 
 
@@ -116,8 +110,6 @@ EngineMode: TypeAlias = HandleRecords | HandleBatches | IterateRecords | Iterate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """What one run does."""
-
     app: AppRow
     streams: tuple[StreamName, ...]
     start: Start
@@ -488,7 +480,6 @@ class ConsumerRun:
     # ending
 
     async def wait(self) -> StopReport:
-        """Waits until the run has ended."""
         await self._host.wait()
         self._raise(self._bad_outcome())
         return self._report()
@@ -607,7 +598,8 @@ class ConsumerRun:
         """The end of `async with Consumer`. Does not wait for a record in the caller's loop; it will be handled again.
         If an error leaves the block, it carries the consumer's own error.
         """
-        if not (self._host.is_running or self._has_unseen_failure):
+        has_unseen_failure = not self._failure_is_seen and self._bad_outcome() is not None
+        if not (self._host.is_running or has_unseen_failure):
             return
         if isinstance(self.processor, RecordIterator):
             self._abandon(self.processor)
@@ -644,10 +636,6 @@ class ConsumerRun:
     @property
     def is_running(self) -> bool:
         return self._host.is_running
-
-    @property
-    def _has_unseen_failure(self) -> bool:
-        return not self._failure_is_seen and self._bad_outcome() is not None
 
     def _report(self) -> StopReport:
         report = self._stop_report or StopReport()

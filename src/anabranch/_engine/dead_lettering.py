@@ -116,7 +116,7 @@ class DeadLettering:
             if await self._commit(session) and await self._deliver(letter):
                 session.finish_letter(pending)
                 self._last_ms = self._ports.clock.now_ms()
-                self._report(letter)
+                self._report(session, pending)
         finally:
             del self._open[(session, pending.position)]
             if session.is_live:
@@ -191,8 +191,7 @@ class DeadLettering:
             error=error,
         )
 
-    def _report(self, letter: _OpenLetter) -> None:
-        session, pending = letter.session, letter.pending
+    def _report(self, session: Session, pending: PendingLetter) -> None:
         self._ports.emit(
             RecordDeadLettered(
                 **session.names,

@@ -47,8 +47,6 @@ EVENT_BYTES_MAX = 2 * MIB
 
 @dataclass(eq=False, repr=False)
 class _SubscribedShard:
-    """One shard and its subscription."""
-
     session: Session
     subscription: Subscription
     alarm: Alarm
@@ -171,7 +169,9 @@ class FanOutReader:
             else:
                 await shard.alarm.wait(now_ms + PROOF_EVERY_MS)
         elif subscription.state == "full":
-            await self._await_room(shard)
+            while self._may_read(shard) and not self._has_room(shard):
+                await self._await_change(shard, None)
+            shard.session.begin_read()
             subscription.find_room(self._ports.clock.now_ms())
         elif now_ms < subscription.due_at_ms:
             await shard.alarm.wait(subscription.due_at_ms)
@@ -307,12 +307,6 @@ class FanOutReader:
         return shard.session.busy_bytes < self._results.busy_bytes_max(EVENT_BYTES_MAX) and self._budget.has_room(
             shard.wanted_bytes
         )
-
-    async def _await_room(self, shard: _SubscribedShard) -> None:
-        """Waits until there is room for the event that did not fit, or the shard may not be read."""
-        while self._may_read(shard) and not self._has_room(shard):
-            await self._await_change(shard, None)
-        shard.session.begin_read()
 
     async def _await_change(self, shard: _SubscribedShard, until_ms: int | None) -> None:
         session, now_ms = shard.session, self._ports.clock.now_ms()

@@ -42,8 +42,6 @@ STORE_TRIES_MAX = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FanOutPlan:
-    """Which consumer a run reads through."""
-
     app: str | None
     """None: a consumer for this run alone."""
     name: str | None = None
@@ -89,8 +87,7 @@ class FanOutRegistration:
             row = await self._read_row(stream_key)
             if look:
                 found, look = await self._look(row, name), False
-            is_own = self._plan.name is None
-            step = next_step(name, row.fanout, found, waited_ms=waited_ms, is_own=is_own)
+            step = next_step(name, row.fanout, found, waited_ms=waited_ms, is_own=self._plan.name is None)
             if isinstance(step, Ready):
                 consumer = FanOutConsumer(name=name, arn=step.arn, state="registered")
                 if self._consumers.get(stream_key) != consumer:

@@ -430,7 +430,6 @@ class Fleet:
 
     @property
     def restart_reason(self) -> str | None:
-        """Why this process should be restarted (rule O2); None if it should not. Asked from any thread."""
         thread = self._thread
         return None if thread is None else thread.restart_reason
 

@@ -37,8 +37,6 @@ from anabranch.reports import SubscriptionState
 
 @dataclass(eq=False, repr=False)
 class _PolledShard:
-    """One shard and how it is polled."""
-
     session: Session
     pace: Pace
     fallback_reason: Reason | None
@@ -241,7 +239,9 @@ class PollingReader:
             self.is_paused = True  # the consumer is ending: no other read may use this reservation
             raise
         except Exception as error:  # noqa: BLE001 -- P7: restarted three times, then it ends the consumer
-            self._on_unexpected(shard, error)
+            shard.restart_count += 1
+            self._results.report_restart(session, error, shard.restart_count)
+            self._forget_iterator(shard)
         finally:
             if shard.reserved_bytes:
                 self._return_reserve(shard)
@@ -256,9 +256,8 @@ class PollingReader:
             if session.read_after is None:
                 await self._discovery.on_begun(session)
             shard.iterator = iterator
-        has_room = None
-        if shard.reserved_bytes < READ_RESERVE_BYTES:
-            has_room = lambda body_bytes: self._has_room(shard, body_bytes)  # noqa: E731 -- only a read at the tip needs one
+        is_at_tip = shard.reserved_bytes < READ_RESERVE_BYTES
+        has_room = partial(self._has_room, shard) if is_at_tip else None
         response = await kinesis.get_records(session.stream, iterator, has_room=has_room)
         if response is None:
             return None
@@ -335,8 +334,3 @@ class PollingReader:
         kind = ReadsThrottled if throttled else ReadsFailing
         session.report(kind(error=str(error), failure_count=failures))
         self._results.report(session, shard.health, error, failures)
-
-    def _on_unexpected(self, shard: _PolledShard, error: Exception) -> None:
-        shard.restart_count += 1
-        self._results.report_restart(shard.session, error, shard.restart_count)
-        self._forget_iterator(shard)

@@ -77,8 +77,10 @@ class ReadResults:
 
     async def check(self, session: Session, page: ReadPage) -> None:
         """Confirms what a page says about an end or a gap, before it is accepted. Most pages need no check."""
-        if page.is_end and not page.children:
-            await self._confirm_end(session)
+        # A page without continuation and children is the end of a shard, or faulty (KCL handles that too). A listing
+        # decides: believing a faulty response would leave an open shard unread.
+        if page.is_end and not page.children and await is_open(self._ports, session.stream, session.shard_id):
+            raise TransportError("a read reported the end of the shard, but ListShards shows it open: reading it again")
         if session.may_have_lost(page):
             await self._discovery.on_trimmed(session)
 
@@ -89,21 +91,18 @@ class ReadResults:
         arrived_seconds = page.records[-1].arrival_seconds if page.records else 0.0
         answered_seconds = page.server_seconds if page.made_seconds is None else page.server_seconds - 1
         self._service_clock.observe(max(answered_seconds, arrived_seconds), self._ports.clock.now_ms())
-        if session in self._failing:
-            self._report_recovered(session, self._failing.pop(session))
+        if (failing := self._failing.pop(session, None)) is not None:
+            seconds = (self._ports.clock.now_ms() - failing.since_ms) / 1000
+            recovered = ReadRecovered(
+                **session.names, throttled=failing.throttled, failure_count=failing.count, seconds=seconds
+            )
+            self._ports.emit(recovered)
         read_bytes = session.add_page(page, reserved_bytes)
         self._health.succeeded()
         health.succeeded()
         if page.records or page.is_end or session.has_unwritten_progress:
             self._changes.arrived(session)
         return read_bytes
-
-    async def _confirm_end(self, session: Session) -> None:
-        """A page without continuation and children is the end of a shard, or faulty (KCL handles that too). A listing
-        decides: believing a faulty response would leave an open shard unread.
-        """
-        if await is_open(self._ports, session.stream, session.shard_id):
-            raise TransportError("a read reported the end of the shard, but ListShards shows it open: reading it again")
 
     # a failure
 
@@ -118,7 +117,6 @@ class ReadResults:
         return None
 
     def report(self, session: Session, health: ReadHealth, error: ReadError, failure_count: int) -> None:
-        """Reports a failed read."""
         now_ms = self._ports.clock.now_ms()
         throttled = isinstance(error, ThrottledError)
         session.count_failed_read(throttled=throttled)
@@ -132,16 +130,6 @@ class ReadResults:
                 self._fleet.give_unreadable(session.key)
         if failure_count & (failure_count - 1) == 0:  # reports the 1st, 2nd, 4th, 8th, ...
             self._ports.emit(ReadFailed(**session.names, error=str(error), failure_count=failure_count))
-
-    def _report_recovered(self, session: Session, failing: "_Failing") -> None:
-        self._ports.emit(
-            ReadRecovered(
-                **session.names,
-                throttled=failing.throttled,
-                failure_count=failing.count,
-                seconds=(self._ports.clock.now_ms() - failing.since_ms) / 1000,
-            )
-        )
 
     def forget(self, session: Session) -> None:
         """The lease is gone."""

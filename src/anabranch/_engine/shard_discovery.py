@@ -178,8 +178,6 @@ class _Settled(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class KnownStream:
-    """A stream that this worker reads."""
-
     name: StreamName
     row: StreamRow
     horizon: TrimHorizon
@@ -326,7 +324,6 @@ class ShardDiscovery:
         await self._checks[session.key.stream_key].wait()
 
     async def on_trimmed(self, session: Session) -> None:
-        """Records may have been trimmed before they were read."""
         await self._check_stream(self.streams[session.key.stream_key])
         await self._narrow_loss(session)
         self._report_loss(session)

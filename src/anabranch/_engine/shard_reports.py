@@ -63,8 +63,6 @@ class _FullBudget(msgspec.Struct, frozen=True):
 
 
 class _Calls:
-    """The handler calls that run now."""
-
     def __init__(self, processor: Processor, now_ms: int, letters: Mapping[Session, Reason]) -> None:
         self.processor = processor
         self.overdue: Mapping[Session, Reason] = {**letters, **processor.overdue(now_ms)}

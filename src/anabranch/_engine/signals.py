@@ -100,9 +100,6 @@ def _take(number: signal.Signals, *, by_force: bool) -> _SignalHandler | None:
 def _is_free(number: signal.Signals, found: Any) -> bool:
     if number is signal.SIGTERM:
         return bool(found == signal.SIG_DFL)
-    return found is signal.default_int_handler or _is_of_asyncio(found)
-
-
-def _is_of_asyncio(found: Any) -> bool:
-    """asyncio.run() installs a method of its Runner, which cancels the main task."""
-    return isinstance(found, functools.partial) and isinstance(getattr(found.func, "__self__", None), asyncio.Runner)
+    # asyncio.run() installs a method of its Runner, which cancels the main task.
+    owner = getattr(found.func, "__self__", None) if isinstance(found, functools.partial) else None
+    return found is signal.default_int_handler or isinstance(owner, asyncio.Runner)

@@ -68,7 +68,6 @@ class BackgroundTask:
             loop.call_soon_threadsafe(callback)
 
     def cancel_soon(self) -> None:
-        """Cancels the task without waiting for it."""
         if self._task is not None:
             self._task.cancel()
 

@@ -6,7 +6,7 @@ decoded into structs that carry AWS's member names. A body may be any buffer: no
 
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -73,20 +73,17 @@ def stream_members(stream: StreamName) -> dict[str, str]:
     return {"StreamName": stream.name} if stream.arn is None else {"StreamARN": stream.arn}
 
 
-class AnswerDecoder(Generic[W]):
+def answer_decoder(operation: str, shape: type[W]) -> Callable[[Buffer], W]:
     """Decodes one operation's answers into `shape`, whose field names on the wire are AWS's."""
+    decode_json = msgspec.json.Decoder(shape).decode
 
-    __slots__ = ("_decode_json", "_operation")
-
-    def __init__(self, operation: str, shape: type[W]) -> None:
-        self._operation = operation
-        self._decode_json = msgspec.json.Decoder(shape).decode
-
-    def decode(self, body: Buffer) -> W:
+    def decode(body: Buffer) -> W:
         try:
-            return self._decode_json(body)
+            return decode_json(body)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # bad UTF-8 is a ValueError
-            raise CodecError(f"the answer to {self._operation} ({len(body)} bytes) is not valid: {error}") from None
+            raise CodecError(f"the answer to {operation} ({len(body)} bytes) is not valid: {error}") from None
+
+    return decode
 
 
 # ListShards
@@ -150,7 +147,7 @@ class _ListShards(msgspec.Struct, rename="pascal"):
     next_token: str | None = None
 
 
-_LIST_SHARDS: Final = AnswerDecoder("ListShards", _ListShards)
+_decode_list_shards: Final = answer_decoder("ListShards", _ListShards)
 
 
 def encode_list_shards(
@@ -176,7 +173,7 @@ def encode_list_shards(
 
 
 def decode_list_shards(body: Buffer) -> ListShardsResponse:
-    answer = _LIST_SHARDS.decode(body)
+    answer = _decode_list_shards(body)
     return ListShardsResponse(tuple(shard.value() for shard in answer.shards), answer.next_token)
 
 
@@ -211,21 +208,21 @@ class _RecordsDecoder:
     pybase64 decodes several times faster. Both ways are equally strict and give equal values.
     """
 
-    __slots__ = ("_large", "_operation", "_small")
+    __slots__ = ("_decode_large", "_decode_small", "_operation")
 
     def __init__(self, operation: str) -> None:
         self._operation = operation
-        self._small = AnswerDecoder(operation, _Records[KinesisRecord])
-        self._large = AnswerDecoder(operation, _Records[_TextRecord])
+        self._decode_small = answer_decoder(operation, _Records[KinesisRecord])
+        self._decode_large = answer_decoder(operation, _Records[_TextRecord])
 
     def decode(self, body: Buffer) -> tuple[list[KinesisRecord], _Records[Any], tuple[ChildShard, ...]]:
         """The records, the other members of the answer, and its child shards."""
         answer: _Records[Any]
         if _holds_large_records(body):
-            answer = self._large.decode(body)
+            answer = self._decode_large(body)
             records = self._from_text(answer.records)
         else:
-            answer = self._small.decode(body)
+            answer = self._decode_small(body)
             records = answer.records
         children = answer.child_shards
         return records, answer, tuple(child.value(self._operation) for child in children) if children else ()
@@ -251,9 +248,9 @@ def _holds_large_records(body: Buffer) -> bool:
     return len(sample) > _LARGE_RECORD_BYTES * max(1, sample.count(b'"Data"'))
 
 
-_SHARD_ITERATOR: Final = AnswerDecoder("GetShardIterator", _ShardIterator)
-_GET_RECORDS: Final = _RecordsDecoder("GetRecords")
-_EVENT: Final = _RecordsDecoder("SubscribeToShard")
+_decode_shard_iterator: Final = answer_decoder("GetShardIterator", _ShardIterator)
+_decode_records: Final = _RecordsDecoder("GetRecords").decode
+_decode_event: Final = _RecordsDecoder("SubscribeToShard").decode
 
 
 def encode_get_shard_iterator(stream: StreamName, shard_id: str, position: StartingPosition) -> list[bytes]:
@@ -269,7 +266,7 @@ def encode_get_shard_iterator(stream: StreamName, shard_id: str, position: Start
 
 
 def decode_get_shard_iterator(body: Buffer) -> str:
-    return _SHARD_ITERATOR.decode(body).shard_iterator
+    return _decode_shard_iterator(body).shard_iterator
 
 
 def encode_get_records(stream: StreamName, shard_iterator: str, *, limit: int | None = None) -> list[bytes]:
@@ -278,7 +275,7 @@ def encode_get_records(stream: StreamName, shard_iterator: str, *, limit: int | 
 
 
 def decode_get_records(body: Buffer, *, server_seconds: float | None = None) -> GetRecordsResponse:
-    records, answer, children = _GET_RECORDS.decode(body)
+    records, answer, children = _decode_records(body)
     return GetRecordsResponse(
         records=records,
         next_shard_iterator=answer.next_shard_iterator,
@@ -298,7 +295,7 @@ def encode_subscribe_to_shard(consumer_arn: str, shard_id: str, position: Starti
 
 
 def decode_subscribe_to_shard_event(payload: Buffer) -> SubscribeToShardEvent:
-    records, event, children = _EVENT.decode(payload)
+    records, event, children = _decode_event(payload)
     return SubscribeToShardEvent(
         records=records,
         continuation_sequence_number=event.continuation_sequence_number,
@@ -314,7 +311,7 @@ class _PutRecords(msgspec.Struct, rename="pascal"):
     records: list[PutRecordsResultEntry]
 
 
-_PUT_RECORDS: Final = AnswerDecoder("PutRecords", _PutRecords)
+_decode_put_records: Final = answer_decoder("PutRecords", _PutRecords)
 
 
 def encode_put_records(stream: StreamName, entries: Sequence[PutRecordsEntry]) -> list[bytes]:
@@ -365,7 +362,7 @@ def _keys(entry: PutRecordsEntry) -> bytes:
 
 def decode_put_records(body: Buffer, *, request_id: str | None = None) -> PutRecordsResponse:
     """Entries are in the order of the request. The caller checks that their number matches."""
-    return PutRecordsResponse(_PUT_RECORDS.decode(body).records, request_id)
+    return PutRecordsResponse(_decode_put_records(body).records, request_id)
 
 
 # DescribeStreamSummary
@@ -391,7 +388,7 @@ class _DescribeStreamSummary(msgspec.Struct, rename="pascal"):
     stream_description_summary: _Summary
 
 
-_DESCRIBE: Final = AnswerDecoder("DescribeStreamSummary", _DescribeStreamSummary)
+_decode_describe: Final = answer_decoder("DescribeStreamSummary", _DescribeStreamSummary)
 
 
 def encode_describe_stream_summary(stream: StreamName) -> list[bytes]:
@@ -399,7 +396,7 @@ def encode_describe_stream_summary(stream: StreamName) -> list[bytes]:
 
 
 def decode_describe_stream_summary(body: Buffer, *, server_seconds: float | None = None) -> StreamSummary:
-    summary = _DESCRIBE.decode(body).stream_description_summary
+    summary = _decode_describe(body).stream_description_summary
     mode = summary.stream_mode_details
     record_kib_max = summary.max_record_size_in_kib
     return StreamSummary(
@@ -427,9 +424,9 @@ class _Described(msgspec.Struct, rename="pascal"):
     consumer_description: ConsumerDescription
 
 
-_REGISTERED: Final = AnswerDecoder("RegisterStreamConsumer", _Registered)
-_DESCRIBED: Final = AnswerDecoder("DescribeStreamConsumer", _Described)
-_LISTED: Final = AnswerDecoder("ListStreamConsumers", ListStreamConsumersResponse)
+_decode_registered: Final = answer_decoder("RegisterStreamConsumer", _Registered)
+_decode_described: Final = answer_decoder("DescribeStreamConsumer", _Described)
+decode_list_stream_consumers: Final = answer_decoder("ListStreamConsumers", ListStreamConsumersResponse)
 
 
 def encode_stream_consumer(stream_arn: str, name: str) -> list[bytes]:
@@ -438,19 +435,15 @@ def encode_stream_consumer(stream_arn: str, name: str) -> list[bytes]:
 
 
 def decode_register_stream_consumer(body: Buffer) -> ConsumerDescription:
-    return _REGISTERED.decode(body).consumer
+    return _decode_registered(body).consumer
 
 
 def decode_describe_stream_consumer(body: Buffer) -> ConsumerDescription:
-    return _DESCRIBED.decode(body).consumer_description
+    return _decode_described(body).consumer_description
 
 
 def encode_list_stream_consumers(stream_arn: str, *, next_token: str | None = None) -> list[bytes]:
     return encode_request({"StreamARN": stream_arn, "NextToken": next_token})
-
-
-def decode_list_stream_consumers(body: Buffer) -> ListStreamConsumersResponse:
-    return _LISTED.decode(body)
 
 
 def encode_deregister_stream_consumer(consumer_arn: str) -> list[bytes]:

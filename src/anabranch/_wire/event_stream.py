@@ -44,13 +44,13 @@ class Message(msgspec.Struct, frozen=True):
 class MessageDecoder:
     """Complete messages from a stream of bytes. After a CodecError the decoder is out of sync: drop the stream."""
 
-    __slots__ = ("_blocks", "_frame", "_frame_bytes")
+    __slots__ = ("_blocks", "_frame", "expected_bytes")
 
     def __init__(self) -> None:
         self._frame = bytearray()
         """The received part of the incomplete frame. It grows as bytes arrive: an announced length takes no memory."""
-        self._frame_bytes = 0
-        """The total length of the incomplete frame; 0 until its first twelve bytes have arrived."""
+        self.expected_bytes = 0
+        """The total length of the incomplete message; 0 until its first twelve bytes have arrived."""
         self._blocks: dict[bytes, Mapping[str, str]] = {}
 
     @property
@@ -58,23 +58,18 @@ class MessageDecoder:
         """Bytes of an incomplete message; 0 after a stream that ended cleanly."""
         return len(self._frame)
 
-    @property
-    def expected_bytes(self) -> int:
-        """The total length of the incomplete message; 0 until its first twelve bytes have arrived."""
-        return self._frame_bytes
-
     def feed(self, data: bytes | bytearray | memoryview) -> list[Message]:
         """The messages that are complete now. Their payloads refer to a copy of the bytes."""
         self._frame += data
-        if len(self._frame) < max(self._frame_bytes, _PRELUDE.size):
+        if len(self._frame) < max(self.expected_bytes, _PRELUDE.size):
             return []
         messages: list[Message] = []
         view, start = memoryview(self._frame), 0
-        self._frame_bytes = 0
+        self.expected_bytes = 0
         while len(view) - start >= _PRELUDE.size:
             total, headers_bytes = _read_prelude(view, start)
             if len(view) - start < total:
-                self._frame_bytes = total
+                self.expected_bytes = total
                 break
             whole = view[start : start + total]
             headers = self._checked_headers(whole, headers_bytes)

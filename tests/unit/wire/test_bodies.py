@@ -2,7 +2,7 @@ import msgspec
 import pytest
 
 from anabranch._model.streams import StreamName, parse_stream
-from anabranch._wire.bodies import AnswerDecoder, encode_request, stream_members
+from anabranch._wire.bodies import answer_decoder, encode_request, stream_members
 from anabranch.errors import CodecError
 
 
@@ -17,7 +17,7 @@ class Item(msgspec.Struct, rename="pascal"):
     number: int = 0
 
 
-DECODER = AnswerDecoder("DescribeThing", Answer)
+DECODE = answer_decoder("DescribeThing", Answer)
 
 
 def test_members_that_are_none_are_left_out_of_a_request() -> None:
@@ -37,11 +37,11 @@ def test_a_stream_is_named_by_its_arn_where_that_is_known() -> None:
 
 @pytest.mark.parametrize("text", ["1701760153.593", "1.701760153593E9", "1701760153593e-3"])
 def test_every_way_to_write_seconds_in_json_is_read(text: str) -> None:
-    assert DECODER.decode(b'{"CreationTimestamp":%b}' % text.encode()).creation_timestamp == 1701760153.593
+    assert DECODE(b'{"CreationTimestamp":%b}' % text.encode()).creation_timestamp == 1701760153.593
 
 
 def test_whole_seconds_are_read_as_a_float() -> None:
-    creation_timestamp = DECODER.decode(b'{"CreationTimestamp":1701760153}').creation_timestamp
+    creation_timestamp = DECODE(b'{"CreationTimestamp":1701760153}').creation_timestamp
     assert isinstance(creation_timestamp, float)
     assert creation_timestamp == 1701760153.0
 
@@ -60,4 +60,4 @@ def test_whole_seconds_are_read_as_a_float() -> None:
 )
 def test_an_answer_of_another_shape_is_refused_with_the_operations_name(body: bytes) -> None:
     with pytest.raises(CodecError, match=r"^the answer to DescribeThing"):
-        DECODER.decode(body)
+        DECODE(body)

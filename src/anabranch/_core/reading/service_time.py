@@ -22,7 +22,7 @@ class ServiceClock:
         self._observed_at_ms = 0
 
     def observe(self, server_seconds: float, now_ms: int) -> None:
-        """An answer that was made at this time, or later, has arrived."""
+        """An answer has arrived that the service made at `server_seconds` or later."""
         sample, known = server_seconds - now_ms / 1000, self._offset_seconds
         if known is not None and sample > known - STEP_SECONDS:
             sample = max(sample, known - DRIFT_MAX * (now_ms - self._observed_at_ms) / 1000)
@@ -63,8 +63,8 @@ class TrimHorizon:
         self._observed_at_seconds = max(self._observed_at_seconds, server_seconds)
 
     def at(self, server_seconds: float) -> float:
-        """The horizon at that time, by the last known retention. For a time before the last `observe`, as of a response
-        that arrives late, `observed_seconds` does not apply yet.
+        """The horizon at that time, by the last known retention. A response that arrives late may be from before the
+        last `observe`; then `observed_seconds` does not apply.
         """
         by_retention = server_seconds - self._retention_seconds
         return by_retention if server_seconds < self._observed_at_seconds else max(self.observed_seconds, by_retention)

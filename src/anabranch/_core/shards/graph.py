@@ -185,7 +185,7 @@ class RowsByKeys:
         )
         self._starts = [keys.start for keys, _, _ in self._rows]
         self._highest = list(accumulate((keys.end for keys, _, _ in self._rows), max))
-        """The last hash key of each row and of those before it."""
+        """For each row, the highest hash key of it and of all rows before it."""
 
     def near(self, keys: HashKeyRange | None) -> list[LeaseRow]:
         """In the order in which they were given."""
@@ -201,7 +201,7 @@ class RowsByKeys:
 
 
 def still_to_come(graph: ShardGraph, shard_ids: Iterable[str], rows: Sequence[LeaseRow]) -> Ids:
-    """Those of the shards that descend from an unfinished lease, by parent ids or by hash keys."""
+    """Which of the shards descend from an unfinished lease, by parent ids or by hash keys."""
     asked = dict.fromkeys(shard_ids)
     unfinished = [row for row in rows if not row.is_finished]
     by_name = graph.descendants([row.key.shard_id for row in unfinished])
@@ -217,7 +217,7 @@ def still_to_come(graph: ShardGraph, shard_ids: Iterable[str], rows: Sequence[Le
 
 
 def creation_order(shard: Shard) -> tuple[int, str]:
-    """Older shards first, as in KCL: an interrupted bootstrap leaves parents rather than children."""
+    """Older shards first, as in KCL: an interrupted bootstrap has created parents before their children."""
     return (shard.starting_sequence_number, shard.shard_id)
 
 
@@ -256,8 +256,8 @@ def unread_since(
 def opened_after_horizon(
     graph: ShardGraph, shard_id: str, open_at_horizon: Iterable[str], with_rows: Collection[str]
 ) -> bool:
-    """Whether shards before it, with all its hash keys, were still open at the trim horizon: then nothing of its own
-    was trimmed. They have rows, so they report what they have lost themselves.
+    """Whether ancestors that cover all its hash keys were still open at the trim horizon: then none of its records was
+    trimmed. The ancestors have rows, so they report their own losses.
     """
     own = graph.hash_key_range(shard_id)
     ancestors = graph.ancestors([shard_id])
@@ -275,6 +275,6 @@ def _time(row: LeaseRow) -> float:
 
 
 def _parents(graph: ShardGraph, shard_id: str) -> tuple[str, ...]:
-    """As the service lists them, if known: the graph also counts every shard that a row waits for."""
+    """As the service lists them, if known. In the graph, all shards that a row waits for count as parents."""
     listed = graph.listed.get(shard_id)
     return graph.parents(shard_id) if listed is None else listed.parent_shard_ids

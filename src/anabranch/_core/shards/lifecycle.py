@@ -71,7 +71,7 @@ def propose_stream(summary: StreamSummary, start: Start, wall_seconds: float) ->
 
 
 def pin(start: Start, *, server_seconds: float, created_seconds: float) -> StartingPosition:
-    """The origin of a stream at its first start. A number is a Unix time in seconds."""
+    """The origin of a stream at its first start."""
     if start == "trim_horizon":
         return TRIM_HORIZON
     if start == "latest":
@@ -224,7 +224,7 @@ class ShardEnd(msgspec.Struct, frozen=True):
     rows: tuple[LeaseRow, ...]
     finish: Finish
     restored: tuple[LeaseKey, ...] = ()
-    """Those of `rows` that had a row before: it was deleted, and a member may still hold the lease (rule L18)."""
+    """Which of the `rows` existed before and were deleted: a member may still hold such a lease (rule L18)."""
 
 
 def open_parents(row: LeaseRow, leases: Mapping[LeaseKey, LeaseRow]) -> tuple[str, ...]:

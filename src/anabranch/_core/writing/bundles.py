@@ -195,7 +195,6 @@ class Bundle(msgspec.Struct, eq=False):
         return PutRecordsEntry(builder.finish(), outer, hash_key)
 
     def is_within(self, shard: MappedShard) -> bool:
-        """Whether all of its records belong to the shard."""
         return all(shard.holds(record.digest) for record in self.records)
 
     @property

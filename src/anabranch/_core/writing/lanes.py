@@ -200,7 +200,7 @@ class PutRecordsCall(msgspec.Struct, eq=False):
         )
 
     def count(self, counted: WriteCounters) -> None:
-        """It is about to be sent."""
+        """Adds this call, which is about to be sent."""
         counted.request_count += 1
         counted.attempt_count += len(self.bundles)
         for bundle in self.bundles:
@@ -710,7 +710,7 @@ def _shares_keys(old: WriteLane, lane: WriteLane) -> bool:
 
 
 def _hash_keys(lane: WriteLane) -> tuple[bytes, bytes]:
-    """The lowest and the highest."""
+    """The lowest and the highest hash key of a lane."""
     if lane.digest is not None:
         return lane.digest, lane.digest
     assert isinstance(lane.lane_id, MappedShard)  # the lane without a shard exists only where nothing is ordered

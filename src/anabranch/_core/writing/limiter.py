@@ -46,7 +46,7 @@ class RefusedShare:
 
     @property
     def is_most(self) -> bool:
-        """Also before any record was accepted."""
+        """Also before the first result."""
         return self._share >= 0.5
 
 
@@ -75,7 +75,7 @@ class ShardPace:
         self._records = self._records_max = max(1.0, records_rate)
         self._filled_ms = now_ms
         self._sent_lately = 0.0
-        """A number of records that decays over time."""
+        """The number of records sent. It decays over time."""
         self._pauses = 0
         """Pauses since a record was last accepted."""
 

@@ -56,7 +56,7 @@ def digest_of_hash_key(hash_key: int) -> bytes:
 
 
 class MappedShard(msgspec.Struct, frozen=True):
-    """A shard and its range. The starting sequence number tells it from a namesake in a recreated stream."""
+    """A shard and its range. If the stream is recreated, a shard may differ only in its starting sequence number."""
 
     shard_id: str
     start: bytes

@@ -64,7 +64,7 @@ FLOW_EVERY_MS: Final = 1_000
 STREAM_PAUSE_MIN_MS: Final = 50
 STREAM_PAUSE_MAX_MS: Final = 5_000
 ATTEMPTS_BEFORE_PAUSE: Final = 3
-"""Of one record whose shard is unknown."""
+"""If a record whose shard is unknown fails this often, the stream pauses."""
 
 _KEY_BYTES_MAX: Final = 4 * PARTITION_KEY_CHARACTERS_MAX
 # The most that an aggregate adds to a single record: magic number and digest, field headers, the key once more, an
@@ -124,7 +124,6 @@ class StreamWriter(Generic[R]):
         self.stream = str(name)
         self.failures = UnseenFailures(owner, blocks_keys=options.order == "key" and options.after_failure == "fail")
         self.tick_at_ms: int | None = None
-        """When the engine should call `tick`."""
         self.wants_summary = True
         """The next refresh should also describe the stream."""
         self._options = options
@@ -146,7 +145,7 @@ class StreamWriter(Generic[R]):
         """Whole calls failed: nothing is sent to this stream before then."""
         self._failures_in_a_row = 0
         self._refused: dict[ShardPace | None, list[_Refused]] = {}
-        """In the response that is being processed."""
+        """The refused records of the response that is being processed."""
         self._refused_share = RefusedShare()
         """Of records whose shard is unknown."""
         self._awaiting_map: list[_AwaitingMap] = []
@@ -630,7 +629,6 @@ class WriteNews:
     def __init__(self, stream: str) -> None:
         self._stream = stream
         self._reported = WriteCounters()
-        """The state that was last reported."""
         self._reported_ms: int | None = None
         self._failing_since_ms: int | None = None
         self._failure_count = 0

@@ -94,8 +94,6 @@ class Delivery(OutgoingRecord, gc=False, eq=False):
 
 
 class TracedDelivery(Delivery, gc=False, eq=False):
-    """A record whose put is traced."""
-
     put_span: PutSpan
     carries_parent: bool
     """False for a record that is too large for an aggregate."""

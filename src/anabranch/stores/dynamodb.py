@@ -26,7 +26,6 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, Final, TypeVar, cast
 
 from msgspec.structs import replace
@@ -824,13 +823,6 @@ class DynamoDbLeaseStore(LeaseStore):
     async def take_lease(
         self, key: LeaseKey, member_id: str, *, expected_owner: str | None, expected_version: int, epoch_floor: int = 0
     ) -> LeaseRow | Conflict:
-        take = partial(
-            rows.take_lease,
-            member_id=member_id,
-            expected_owner=expected_owner,
-            expected_version=expected_version,
-            epoch_floor=epoch_floor,
-        )
         # The new epoch is one more than the larger of epoch and floor, which no expression can compute. A floor is
         # mostly given for the first take of a child shard, whose epoch is 0: that is tried first, then a higher epoch.
         for is_below_floor in (True, False) if epoch_floor else (False,):
@@ -846,7 +838,13 @@ class DynamoDbLeaseStore(LeaseStore):
                 write.when("epoch", "<" if is_below_floor else ">=", epoch_floor)
             written = await self.table.update(write)
             stored = None if written.before is None else self._lease_row(written.before)
-            outcome = take(stored)
+            outcome = rows.take_lease(
+                stored,
+                member_id,
+                expected_owner=expected_owner,
+                expected_version=expected_version,
+                epoch_floor=epoch_floor,
+            )
             if written.holds or isinstance(outcome, Conflict):
                 break
         self._check_outcome(written, holds=isinstance(outcome, LeaseRow))

@@ -16,5 +16,12 @@ def test_links_and_images_are_absolute_in_the_metadata_and_lead_to_files_of_the_
     for target in targets:
         assert target.startswith("https://")
         if "anabranch/anabranch" in target:
-            path = re.sub(r".*anabranch/(?:blob/)?main/", "", target).partition("#")[0]
+            path = re.sub(r".*anabranch/(?:blob/)?main/|[?#].*", "", target)
             assert (ROOT / path).exists(), target
+
+
+def test_svg_pictures_are_asked_for_as_pictures_and_not_as_text():
+    readme = ProjectMetadata(str(ROOT), PluginManager()).core.readme
+    pictures = re.findall(r"!\[[^\]]*\]\(([^)\s]+)\)", readme)
+    assert pictures
+    assert all(picture.endswith(".svg?sanitize=true") for picture in pictures)

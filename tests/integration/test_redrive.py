@@ -608,6 +608,20 @@ def test_a_redrive_that_is_stopped_leaves_the_rest(kind, fails, tmp_path, server
     asyncio.run(main())
 
 
+def test_a_dry_run_that_puts_back_opens_no_client(file_url, monkeypatch):
+    def refuse(_aws):
+        raise AssertionError("a client was opened")
+
+    async def main():
+        await fill(file_url, [a_letter(1), a_letter(2)])
+        monkeypatch.setattr("anabranch.dead_letters.redrive.KinesisByRegion", refuse)
+        async with DeadLetters(file_url) as box:
+            report = await box.put_back(dry_run=True)
+        assert (report.matched, report.delivered) == (2, 0)
+
+    asyncio.run(main())
+
+
 def test_the_rate_limits_how_many_start(file_url, monkeypatch):
     waits = []
 

@@ -1,4 +1,4 @@
-"""Batches into a database: one transaction a batch, repeats recognised by their sequence numbers."""
+"""Writes batches to a database, one transaction for each. Repeats are recognised by their sequence numbers."""
 
 import asyncio
 import sqlite3

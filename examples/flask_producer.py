@@ -1,4 +1,4 @@
-"""A Flask service that writes orders from its threads: a `SyncProducer` needs no event loop of yours."""
+"""A Flask service that writes orders from its threads: a `SyncProducer` needs no event loop."""
 
 from flask import Flask, request
 from flask.typing import ResponseReturnValue

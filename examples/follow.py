@@ -1,4 +1,4 @@
-"""Follows a stream from its tip: no state, no leases, like `tail -f`."""
+"""Follows a stream from its tip, as `tail -f` follows a file. It stores no position."""
 
 import asyncio
 

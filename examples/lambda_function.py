@@ -7,7 +7,7 @@ import boto3
 
 import anabranch
 
-producer = anabranch.SyncProducer("results")  # kept between invocations
+producer = anabranch.SyncProducer("results")  # reused by later invocations
 
 
 def handler(event: dict[str, Any], context: object) -> int:  # noqa: ARG001 -- how Lambda calls it

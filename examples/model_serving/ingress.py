@@ -34,7 +34,7 @@ class Message(msgspec.Struct, frozen=True):
 
 
 def landmarks_from(body: str | bytes, connection_id: str) -> Landmarks:
-    """Raises `ValueError` if the message is too large, has another shape, or the model could not take the hand."""
+    """Raises `ValueError` if the message is too large or has another shape, or if the model cannot use the hand."""
     if len(body) > BYTES_MAX:
         raise ValueError(f"the message has {len(body)} bytes; at most {BYTES_MAX} are accepted")
     try:

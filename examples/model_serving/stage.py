@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import random
 import signal
 import socket
 import sys
@@ -85,7 +86,7 @@ class Stage:
             await self._wait_for_port(self._gateway_port)
 
     async def _wait_for_port(self, port: int) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while True:
                 self.check()
                 try:
@@ -106,6 +107,7 @@ class Stage:
 
     async def kill(self, name: str) -> None:
         """SIGKILL: the program writes no checkpoint and releases no lease."""
+        self.check()
         self._killed.add(name)
         program = self._programs[name]
         program.kill()
@@ -158,14 +160,14 @@ class Stage:
         await self._stop(list(self._programs))
 
     async def _stop(self, names: list[str]) -> None:
-        """With SIGTERM; what does not end within ten seconds is killed."""
+        """With SIGTERM; what does not end within 30 seconds is killed."""
         self._killed.update(names)
         for name in names:
             with contextlib.suppress(ProcessLookupError):
                 self._programs[name].send_signal(signal.SIGTERM)
         for name in names:
             try:
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(30):
                     await self._programs[name].wait()
             except TimeoutError:
                 self._programs[name].kill()
@@ -185,8 +187,12 @@ async def running_stage(folder: Path, *, shards: int = 4) -> AsyncIterator[Stage
 
 
 def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+    """Below the ports that the kernel gives to clients: one of those could be taken before the server has started."""
+    found: list[int] = []
+    for port in random.SystemRandom().sample(range(10_000, 30_000), 100):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise RuntimeError("no free ports")

@@ -22,6 +22,19 @@ REGRESSIONS = [
 ]
 
 
+FIRST_TRIED = {
+    "a child starts although its parent's row was deleted": 16,
+    "a lease is taken from an owner that was not sealed": 5,
+    "a new owner handles a record that is on its way to the dead letters": 7,
+    "an error in the loop's body hides the consumer's error": 8,
+    "child shards do not wait for their parents": 10,
+    "running calls are not cancelled at the fence": 2,
+    "the application's row does not name its storage": 7,
+    "the read position moves back where two reads overlap": 9,
+}
+"""Seeds that notice these mistakes, if nobody has changed the draws since: otherwise the search only takes longer."""
+
+
 @pytest.mark.parametrize("seed", REGRESSIONS)
 def test_a_fleet_that_once_broke_a_promise_keeps_it(seed):
     assert run_seed(seed).violations == ()
@@ -42,7 +55,7 @@ def test_no_fleet_breaks_a_promise(first):
 def test_a_planted_mistake_is_noticed_within_fifty_seeds(name, monkeypatch):
     mistake = MISTAKES[name]
     mistake.plant(monkeypatch)
-    for seed in range(50):
+    for seed in (FIRST_TRIED.get(name, 0), *range(50)):
         verdict = run_seed(seed, mistake.options)
         if any(violation.promise == mistake.promise for violation in verdict.violations):
             return
@@ -73,9 +86,11 @@ def test_nothing_is_taken_too_early_after_a_roll_back(seed, why):
 
 def test_an_error_that_nobody_saw_is_in_the_verdict_of_every_run(monkeypatch):
     """The error appears when its task is collected. That must not depend on other allocations of the process."""
-    mistake = MISTAKES["an error in the loop's body hides the consumer's error"]
+    name = "an error in the loop's body hides the consumer's error"
+    mistake = MISTAKES[name]
     mistake.plant(monkeypatch)
-    seed = next(seed for seed in range(50) if run_seed(seed, mistake.options).violations)
+    tried = (FIRST_TRIED[name], *range(50))
+    seed = next(seed for seed in tried if run_seed(seed, mistake.options).violations)
     verdicts = []
     for _ in range(3):
         verdicts.append(run_seed(seed, mistake.options))

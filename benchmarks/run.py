@@ -1,7 +1,7 @@
 """Runs the benchmarks named on the command line, or all: `python benchmarks/run.py codec`.
 
 Each is a process of its own: what one imports, allocates or patches does not slow the next. The codecs run twice, pure
-and compiled. At the end come the bars, met and missed, and `.benchmarks` has everything as JSON and as a page.
+and compiled. The last lines say which targets are met and missed; `.benchmarks` has everything as JSON and as a page.
 """
 
 import datetime as dt
@@ -19,7 +19,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / ".benchmarks"
-# Parts of others, or run by themselves, with servers and minutes.
+# Imported by others, or run by hand because they need servers and take minutes.
 NO_BENCHMARKS = {
     "measure", "run", "native_kcl", "kclpy", "kclpy_worker", "dynamodb_cost", "instructions", "store_calls",
 }  # fmt: skip
@@ -86,14 +86,14 @@ def machine() -> dict[str, str]:
 
 def print_bars(bars: list[dict]) -> None:
     missed = [one for one in bars if not one["met"]]
-    print(f"\n{len(bars) - len(missed)} bars met, {len(missed)} missed")
+    print(f"\n{len(bars) - len(missed)} targets met, {len(missed)} missed")
     for one in missed:
         wanted = f"at {'least' if one['at_least'] else 'most'} {one['wanted']:g}"
         print(f"  missed: {one['name']}: {one['value']:.2f}, {wanted}")
 
 
 def versions() -> dict[str, str]:
-    """Of the peers: installed here, or pinned for the environment of their own."""
+    """The versions of the peers that are installed here, or pinned for an environment of their own."""
     pinned = (HERE.parent / "requirements" / "native-kcl.txt").read_text().split()
     found = {
         name: version for name, _, version in (line.partition("==") for line in pinned) if name in PEERS and version

@@ -93,7 +93,7 @@ def test_a_batch_handler_runs_one_batch_of_a_shard_at_a_time():
     run(main)
 
 
-def test_a_failing_record_is_tried_again_and_then_stops_its_shard_loudly():
+def test_a_failing_record_is_tried_again_and_then_stops_its_shard_and_is_reported():
     async def main():
         async with stream_world(1) as world:
             world.put(["a"] * 6)
@@ -339,7 +339,7 @@ def test_acknowledging_by_hand_goes_with_the_callers_own_loop_only():
 
 
 async def _seal(store, member_id):
-    """What another member does to one that showed no life."""
+    """What another member does to one that missed its heartbeats."""
     while True:
         (row,) = [row for row in (await store.poll()).members if row.member_id == member_id]
         if (await store.seal_member(member_id, row.counter)).state == "sealed":

@@ -23,7 +23,7 @@ BANNED = {
     r"\bis no more than a courtesy\b": "is only advisory",
     r"\bcomes? to the knowledge\b": "learns",
     r"\bfor who(m)? wants\b": "optional",
-    r"\bshows? no life\b": "missed its heartbeats",
+    r"\bshow(s|ed)? no life\b": "missed its heartbeats",
     r"\bone life of\b": "one run of",
     r"\ball the same\b": "still, anyway",
     r"\bby the kernel's word\b": "the OS says",

@@ -69,7 +69,7 @@ LOW, HIGH, ALL = HashKeyRange(0, 4), HashKeyRange(5, 9), HashKeyRange(0, 9)
         ("nothing", [], []),
     ],
 )
-def test_which_rows_have_served(situation, rows, expected):
+def test_which_rows_can_be_deleted(situation, rows, expected):
     found = removable(rows, ShardGraph(), listed_now=())
     assert [each.key.shard_id for each in found] == expected
 

@@ -171,7 +171,7 @@ def test_a_shard_is_trimmed_only_in_the_stream_that_it_was_in():
     assert classify_missing_shard(STREAM, replace(same, arn="arn:other")) == "stream_recreated"
 
 
-def test_children_are_unread_since_their_parent_was_read_and_rows_created_beside_them_since_an_unknown_time():
+def test_children_inherit_the_time_up_to_which_their_parent_was_read_and_other_new_rows_have_no_time():
     p, g = lease("p", 0, 9), lease("g", 10, 29)
     listing = [
         shard("p", 0, 9), shard("g", 10, 29), shard("q", 10, 19, "g"), shard("r", 20, 29, "g"),
@@ -185,7 +185,7 @@ def test_children_are_unread_since_their_parent_was_read_and_rows_created_beside
     ]
 
 
-def test_a_shard_that_is_found_late_is_not_taken_for_read_because_those_after_it_were():
+def test_a_shard_that_is_listed_late_counts_as_unread_although_later_shards_were_read():
     """0 and 1 were merged into 2, which was split into 3 and 4. 0 was trimmed, 3 is its heir and has been read."""
     ids = [f"shardId-00000000000{number}" for number in range(5)]
     p, q, child_id, heir_id, _ = ids
@@ -212,14 +212,14 @@ def test_a_stray_follows_no_row_of_a_shard_that_came_after_it():
 
 
 @pytest.mark.parametrize("read_through, since", [(1_000.0, 1_000.0), (None, STREAM.created_seconds)])
-def test_heirs_are_unread_since_the_shard_that_was_trimmed_was_read(read_through, since):
+def test_heirs_inherit_the_time_up_to_which_the_trimmed_shard_was_read(read_through, since):
     p = lease("p", 0, 9)
     graph = ShardGraph().united(shards=[shard("r", 0, 9, "q")], rows=[p])
     end = plan_trimmed(STREAM, p, graph, {"r": shard("r", 0, 9, "q")}, [p], read_through)
     assert [row.checkpoint for row in end.rows] == [Checkpoint(seen_through_seconds=since)]
 
 
-def test_an_heir_is_unread_since_the_earlier_of_two_that_left_it_a_share():
+def test_an_heir_of_two_trimmed_shards_inherits_the_earlier_time():
     left = Checkpoint(seen_through_seconds=500.0)
     p, q = lease("p", 0, 9), lease("q", 10, 19, finish=Finish("trimmed"), checkpoint=left)
     graph = ShardGraph().united(shards=[shard("t", 0, 19, "r", "s")], rows=[p, q])

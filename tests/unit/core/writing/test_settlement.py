@@ -164,7 +164,7 @@ def test_an_aggregate_in_a_shard_that_no_listing_names_is_sent_again():
     assert len(desk.calls) == 1
 
 
-def test_a_listing_asked_for_before_the_landing_does_not_decide_it():
+def test_a_listing_that_was_requested_before_the_response_does_not_decide_where_it_landed():
     desk = Desk(listing(1))
     two_in_one_aggregate(desk)
     desk.tick()
@@ -182,7 +182,7 @@ def test_a_listing_asked_for_before_the_landing_does_not_decide_it():
     assert len(desk.settled) == 2
 
 
-def test_a_known_parent_that_holds_all_records_is_as_good():
+def test_an_aggregate_in_a_known_parent_that_holds_all_records_is_delivered():
     desk = Desk(listing(1))
     desk.put(b"0", "j")
     desk.tick()

@@ -287,7 +287,7 @@ class ShardSuspected(Event, frozen=True, kw_only=True):
 
 
 class ShardStalled(Event, frozen=True, kw_only=True):
-    """The shard is stalled."""
+    """The shard is stalled. A hand-over to another worker is no stall, although `status()` names it as a reason."""
 
     _words = "stalled: {reason}"
     level = logging.WARNING

@@ -179,7 +179,11 @@ class ShardReports:
     def _report_stall(
         self, progress: _Progress, reason: Reason | None, service_seconds: float | None, now_ms: int
     ) -> None:
-        """Emits an event if the shard stalled, if it is stalled for another reason now, or if it recovered."""
+        """Emits an event if the shard stalled, if it is stalled for another reason now, or if it recovered. A hand-over
+        is no stall: each deploy has some, and a record that delays one becomes the reason.
+        """
+        if isinstance(reason, HandedOver):
+            reason = None
         session, before = progress.session, progress.reason
         progress.reason = reason
         if reason is None and before is not None:

@@ -96,9 +96,9 @@ def simulate(
     seed: int = 0,
     workers: int = 2,
     shards: int = 2,
-    order: Literal["shard", "key", "none"] = "shard",
-    concurrency: int = 8,
-    decode: Decoder[Any] = bytes,
+    order: Literal["shard", "key", "none"] | None = None,
+    concurrency: int | None = None,
+    decode: Decoder[Any] | None = None,
     faults: Iterable[Fault] = (),
     script: Iterable[tuple[float, ScriptAction]] = (),
     seconds: float = 30.0,
@@ -111,42 +111,37 @@ def simulate(
     `faults` strike again and again at times that the seed decides. `script` says what happens at which second, for
     example `[(5.0, "split"), (9.0, "crash")]`.
 
-    Pass a consumer instead of a handler to use its registered handler, of records or of batches, and its order,
-    concurrency, decoder, policy and limits of a batch. `expect` says which records are not handled, by their index:
-    `{7: "stops"}`, `{7: "dead-lettered"}` or `{7: "skipped"}`. Any other end of a record is a violation.
+    For a handler, `order` is "shard" by default, and `concurrency` is 8. Pass a consumer instead to use its registered
+    handler, of records or of batches, and its order, concurrency, decoder, policy and limits of a batch.
+
+    `expect` says which records are not handled, by their index: `{7: "stops"}`, `{7: "dead-lettered"}` or
+    `{7: "skipped"}`. Any other end of a record is a violation.
     """
     written = list(records)
-    batches, decode_value = None, decode_with(decode)
+    batches, decode_value = None, decode_with(bytes if decode is None else decode)
     called: Callable[..., Awaitable[Any]]
     if not isinstance(handler, Consumer):
         called = handler
     else:
+        options = {"concurrency": concurrency, "decode": decode, "on_failure": on_failure, "order": order}
+        if ignored := [name for name, value in options.items() if value is not None]:
+            raise ValueError(
+                f"a consumer is simulated with its own {', '.join(ignored)}: pass them to Consumer, or pass a handler"
+            )
         registered = handler.registered_handler
         called, batches, given = registered.handler, registered.batches, registered.options
         order, concurrency, decode_value, on_failure = given.order, given.concurrency, given.decode_value, given.policy
-    chosen: dict[str, Any] = {}
-    for fault in faults:
-        if fault not in _FAULTS:
-            raise ValueError(f"unknown fault {fault!r}; the faults are {', '.join(sorted(_FAULTS))}")
-        chosen |= _FAULTS[fault]
-    actions = tuple(script)
-    for _, action in actions:
-        if action not in get_args(ScriptAction):
-            raise ValueError(
-                f"unknown action {action!r} in script; the actions are {', '.join(get_args(ScriptAction))}"
-            )
-    options = FleetOptions(
+    fleet_options = FleetOptions(
         worker_count=workers,
         shard_count=shards,
-        order=order,
-        concurrency=concurrency,
+        order=order or "shard",
+        concurrency=8 if concurrency is None else concurrency,
         faulty_seconds=seconds,
-        script=actions,
-        **chosen,
+        **_disturbances(faults, tuple(script)),
     )
     watched = _WatchedHandler(called)
     user_handler = UserHandler(watched, on_failure or Retry(), decode_value, batches)
-    verdict = SimulatedFleet(seed, options, user_handler, written).run()
+    verdict = SimulatedFleet(seed, fleet_options, user_handler, written).run()
     return SimulationReport(
         seed=seed,
         record_count=len(written),
@@ -157,6 +152,21 @@ def simulate(
         outcomes=verdict.outcomes,
         failure=watched.failure,
     )
+
+
+def _disturbances(faults: Iterable[Fault], script: tuple[tuple[float, ScriptAction], ...]) -> dict[str, Any]:
+    """The options of a fleet that has these faults and this script."""
+    chosen: dict[str, Any] = {"script": script}
+    for fault in faults:
+        if fault not in _FAULTS:
+            raise ValueError(f"unknown fault {fault!r}; the faults are {', '.join(sorted(_FAULTS))}")
+        chosen |= _FAULTS[fault]
+    for _, action in script:
+        if action not in get_args(ScriptAction):
+            raise ValueError(
+                f"unknown action {action!r} in script; the actions are {', '.join(get_args(ScriptAction))}"
+            )
+    return chosen
 
 
 def _violations(verdict: FleetVerdict, expected: Mapping[int, Outcome] | None) -> tuple[str, ...]:

@@ -165,15 +165,18 @@ def test_pauses_and_hand_overs_are_reasons_and_an_error_goes_before_them():
     assert report(session, blocked=PAUSED) == FAILING
 
 
-def test_a_hand_over_that_waits_for_a_record_for_long_names_the_record():
-    reports, session = make_reports(), make_session()
+def test_a_hand_over_is_no_stall_and_one_that_waits_for_a_record_for_long_names_the_record():
+    told, session = [], make_session()
+    reports = make_reports(told.append)
     read(session, plain(1))
     session.next_work(0)
     reports.report([session], 0)
     session.drain()
     session.holding.request = HandOffRequest(session.key, "other")
     assert reports.report([session], 9_000)[0].reason == HandedOver(to_member="other")
+    assert told == []
     assert reports.report([session], 11_000)[0].reason.code == "record-unfinished"
+    assert [event.reason.code for event in told] == ["record-unfinished"]
 
 
 def test_a_quarantined_shard_and_one_that_waits_for_it_are_distinguished():

@@ -135,6 +135,12 @@ def test_an_unknown_action_of_a_script_names_the_known_ones():
         simulate(None, [], script=[(1.0, "earthquake")])
 
 
+def test_options_that_a_consumer_has_itself_are_refused_instead_of_ignored():
+    message = "a consumer is simulated with its own decode, order: pass them to Consumer, or pass a handler"
+    with pytest.raises(ValueError, match=message):
+        simulate(poisoned_consumer(Skip()), NUMBERS, order="key", decode=dict)
+
+
 def poisoned_consumer(then, *, is_batch=False):
     consumer = Consumer("orders", app="billing", decode=int, on_failure=Retry(attempts=2, backoff=0.01, then=then))
 

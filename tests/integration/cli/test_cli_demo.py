@@ -214,7 +214,6 @@ def test_a_signal_ends_it_at_once_and_leaves_no_process_and_no_file(tmp_path, nu
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.long
 def test_its_processes_do_not_outlive_a_demo_that_was_killed(tmp_path):
     with on_a_terminal(tmp_path) as (process, terminal):
         read_until(terminal, b"q end")

@@ -18,11 +18,11 @@ def settings(hand_off):
 class TwoWorkers:
     """One that holds both shards and is busy with a record of the upper one, and one that joins and wants a shard."""
 
-    def __init__(self, world, hand_off, handle, *, by_batch=False):
+    def __init__(self, world, hand_off, handle, *, by_batch=False, **options):
         store = MemoryLeaseStore()
         self.happened, self.others, self._joined = [], [], []
         self.first = world.consumer(
-            app="billing", leases=store, settings=settings(hand_off), on_event=self.happened.append
+            app="billing", leases=store, settings=settings(hand_off), on_event=self.happened.append, **options
         )
         self.second = world.consumer(app="billing", leases=store, on_event=self._joined.append)
         self._run = self.first.run_batches if by_batch else self.first.run

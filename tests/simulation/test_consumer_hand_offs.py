@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from anabranch import events
+from anabranch import Retry, events
 from anabranch.reasons import CallsOutliveHandOff
 from two_workers import TwoWorkers
 
@@ -29,6 +29,32 @@ def test_a_shard_whose_handler_does_not_end_is_kept_and_nothing_is_repeated():
                 assert workers.said(events.HandOffKept)[0].running_count == 1
                 assert not workers.said(events.HandOffForced)
             assert numbers(seen) == [0, 1, 2]
+            assert not workers.others
+
+    run(main)
+
+
+def test_a_shard_that_stops_while_it_is_handed_over_stays_with_the_worker_that_knows_it():
+    async def main():
+        async with stream_world(2) as world:
+            go_on = asyncio.Event()
+
+            async def handle(_):
+                await go_on.wait()
+                raise RuntimeError("poison")
+
+            async with TwoWorkers(world, "keep", handle, on_failure=Retry(attempts=1)) as workers:
+                await workers.join()
+
+                def phases():
+                    return [shard.phase for shard in workers.first.status().shards]
+
+                await until(lambda: "draining" in phases(), "the hand-over")
+                go_on.set()
+                await until(lambda: bool(workers.said(events.ShardStopped)), "the stop")
+                await until(lambda: "stopped" in phases(), "the stopped shard")
+                assert not workers.said(events.LeaseGiven)
+                assert not workers.said(events.HandOffKept)
             assert not workers.others
 
     run(main)

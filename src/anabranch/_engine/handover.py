@@ -69,11 +69,7 @@ class ShardHandover:
             left = await self._end_calls(session, request, len(left))
         if self._fleet.is_draining:
             return True  # the worker is stopping, and frees its leases when it leaves
-        if not self._is_still_requested(session, request):
-            if session.state == "stopped":
-                self._fleet.keep(request.key)  # the shard has stopped, so it stays here
-            return True
-        if left or not self._fleet.is_live(request.requester):
+        if self._is_still_requested(session, request) and (left or not self._fleet.is_live(request.requester)):
             self._fleet.keep(request.key)
             session.keep()
             if left:
@@ -86,6 +82,8 @@ class ShardHandover:
                 if await self._fleet.transfer(request.key, final) == "unknown":
                     self._checkpointer.mark_dirty(session)  # the next commit repeats the write
                 self._fleet.wake()
+        if session.state in {"failed", "stopping", "stopped"}:
+            self._fleet.keep(request.key)  # who has a stopped shard must know it: it stays here (rule D4)
         return True
 
     async def _end_calls(self, session: Session, request: HandOffRequest, count: int) -> list[Record[bytes]]:
@@ -102,4 +100,5 @@ class ShardHandover:
 
     def _is_still_requested(self, session: Session, request: HandOffRequest) -> bool:
         holding = session.holding
-        return session.is_live and holding.state == "draining" and holding.request == request
+        is_live = session.is_live and session.stopped is None
+        return is_live and holding.state == "draining" and holding.request == request

@@ -28,15 +28,16 @@ PAUSE_MIN_MS: Final = 50
 PAUSE_MAX_MS: Final = 2_000
 SENT_LATELY_MS: Final = 500
 """With this and the increase, one refused record in forty does not lower the rate."""
-RECENT_RECORDS: Final = 6
-"""Four refused records in a row are enough for `is_most`."""
+RECENT_RECORDS: Final = 8
+"""Six refused records in a row are always enough for `is_most`. If one in ten is refused at random, that is rare."""
 
 
 class RefusedShare:
     """The share of the last few records that were not written. The newest has the largest weight."""
 
     def __init__(self) -> None:
-        self._share = 0.5
+        self._share = 0.45
+        """If the very first record is refused, that is enough for `is_most`; after an accepted one, it is not."""
 
     def add_accepted(self) -> None:
         self._share -= self._share / RECENT_RECORDS
@@ -46,7 +47,6 @@ class RefusedShare:
 
     @property
     def is_most(self) -> bool:
-        """Also before the first result."""
         return self._share >= 0.5
 
 

@@ -67,8 +67,8 @@ def test_a_record_of_ten_mebibytes_passes_and_leaves_a_debt():
 
 
 def test_a_refusal_cuts_the_rate_and_clean_seconds_bring_it_back():
-    pace, entropy = ShardPace(1.0, 0), random.Random(2)
-    assert pace.on_refused(0, entropy)
+    pace = ShardPace(1.0, 0)
+    assert answer(pace, "r")
     assert pace.factor == 0.7
     assert 0 < pace.paused_until_ms <= 51
     assert pace.open_at_ms(10, 1) == pace.paused_until_ms
@@ -79,10 +79,10 @@ def test_a_refusal_cuts_the_rate_and_clean_seconds_bring_it_back():
 
 
 def test_refusals_of_one_call_count_once():
-    pace, entropy = ShardPace(1.0, 0), random.Random(2)
-    assert pace.on_refused(0, entropy)
-    assert not pace.on_refused(0, entropy)
-    pace.pause(0, entropy)
+    pace = ShardPace(1.0, 0)
+    assert answer(pace, "r")
+    assert not answer(pace, "r")
+    pace.pause(0, random.Random(2))
     assert pace.factor == 0.7
     assert pace.paused_until_ms <= 51
 
@@ -125,7 +125,7 @@ def test_one_refusal_in_fifty_leaves_the_rate_as_it_is_and_one_in_five_does_not(
 
 
 @pytest.mark.parametrize(
-    "slots, rests", [("arrr", False), ("arrrr", True), ("rrrraaa", False), ("ar" * 20 + "rr", True)]
+    "slots, rests", [("arrrr", False), ("arrrrrr", True), ("rrrrrraaa", False), ("ar" * 20 + "rr", True)]
 )
 def test_a_shard_rests_when_most_of_the_last_records_were_refused(slots, rests):
     pace = ShardPace(1.0, 0)
@@ -143,18 +143,16 @@ def test_a_lone_internal_failure_is_no_reason_to_rest():
 
 
 def test_pauses_double_while_refusals_continue_and_are_bounded():
-    pace, entropy, now_ms, pauses = ShardPace(1.0, 0), random.Random(2), 0, []
+    pace, now_ms, pauses = ShardPace(1.0, 0), 0, []
     for _ in range(20):
-        pace.on_refused(now_ms, entropy)
+        answer(pace, "r", now_ms)
         pauses.append(pace.paused_until_ms - now_ms)
         now_ms = pace.paused_until_ms
     assert pauses[0] <= 51
     assert max(pauses) <= 2_001
     assert min(pauses[8:]) >= 1_000
     assert pace.factor >= FACTOR_MIN
-    pace.on_accepted()
-    pace.refused_share.add_refused()
-    assert pace.on_refused(now_ms, entropy)
+    assert answer(pace, "ar", now_ms)
     assert pace.paused_until_ms - now_ms <= 51
 
 

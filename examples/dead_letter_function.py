@@ -28,7 +28,7 @@ def handler(event: dict, context: object) -> dict:  # noqa: ARG001 -- how Lambda
             charge(decode_letter(message["body"]).record())
         except Exception as error:  # noqa: BLE001 -- whatever it is, the message is kept
             calls = int(message["attributes"]["ApproximateReceiveCount"])
-            if calls >= ATTEMPTS:  # SQS deletes it here only after this
+            if calls >= ATTEMPTS:  # sent first: SQS deletes the message when this function returns
                 sqs.send_message(QueueUrl=os.environ["REVIEW_QUEUE_URL"], MessageBody=message["body"])
                 print(f"message {message['messageId']} needs a person: {error}")
                 continue

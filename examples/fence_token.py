@@ -1,6 +1,6 @@
 """Writes that a database refuses if they come late: each row keeps the fence token of the worker that wrote it.
 
-A worker that was paused may wake up in the middle of a call, after another worker took over. Its token is lower than
+A worker that was paused may resume in the middle of a call, after another worker took over. Its token is lower than
 that of the new owner, so its write changes nothing.
 """
 

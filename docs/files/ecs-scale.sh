@@ -1,6 +1,7 @@
 #!/bin/sh
 # Sets the desired count of an ECS service to what `anabranch apps scale` advises.
-# Run it every minute: as a scheduled task of EventBridge Scheduler, in the image of the workers.
+# Run it every minute: as a scheduled task of EventBridge Scheduler, in the image of the workers with the AWS CLI added.
+# The task role needs a worker's permissions on the lease table, ecs:DescribeServices and ecs:UpdateService.
 set -eu
 app=${1:?application} cluster=${2:?cluster} service=${3:?service}
 

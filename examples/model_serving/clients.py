@@ -33,7 +33,7 @@ class Session:
     right_count: int = 0
     repeat_count: int = 0
     disorder: list[int] = field(default_factory=list)
-    """Numbers that came after a later one. Answers that were redriven may do that; others may not."""
+    """Numbers that came after a later one, which is allowed only for redriven answers."""
     latencies_ms: list[float] = field(default_factory=list)
 
     def accept(self, answer: dict) -> None:

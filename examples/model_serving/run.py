@@ -49,7 +49,7 @@ METRICS = {
 }
 QUERIED = {"time", "session_id", "prediction", "confidence", "processing_time_ms"}
 KILLED_AT_RANDOM = ("service-1", "processor", "outbound", "service-2")
-"""The first three are killed in any case: the clients send until they were."""
+"""The clients send until each of the first three was killed."""
 
 
 @dataclass
@@ -96,9 +96,7 @@ class View:
 
 
 def shown_lag(status: anabranch.FleetStatus) -> str:
-    """Workers report it. Nobody reports the shards of a worker that was killed: they wait at least since its last
-    heartbeat.
-    """
+    """As workers report it. No worker reports the shards of a killed one: they wait since its last heartbeat."""
     silent = {one.member_id: one.heartbeat_age for one in status.members if one.heartbeat_age > SILENT_SECONDS}
     waits = [max(silent[one.owner], one.lag or 0.0) for one in status.unfinished_shards if one.owner in silent]
     if waits:

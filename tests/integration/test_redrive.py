@@ -628,13 +628,12 @@ def test_the_rate_limits_how_many_start(file_url, monkeypatch):
     async def main():
         await fill(file_url, keyed(4))
         async with DeadLetters(file_url) as box:
-            from anabranch.dead_letters.redrive import Redrive
 
-            async def note(self, seconds):
+            async def note(stop, seconds):
                 waits.append(seconds)
                 return False
 
-            monkeypatch.setattr(Redrive, "_is_stopped_within", note)
+            monkeypatch.setattr("anabranch.dead_letters.redrive._is_set_within", note)
             assert (await box.redrive(Handler(), rate=0.5)).is_complete
         assert [round(wait / 2) for wait in waits] == [0, 1, 2, 3]
 

@@ -20,7 +20,6 @@ Level: TypeAlias = Literal["none", "summary", "detailed"]
 Kind: TypeAlias = Literal["counter", "gauge", "times", "summary"]
 Unit: TypeAlias = Literal["Count", "Bytes", "Milliseconds", "Seconds", "None"]
 
-LEVELS: Final = ("none", "summary", "detailed")
 OWN_NAMES_MAX: Final = 100
 """How many metrics a program may define. More are a sign of a mistake, such as an id in the name."""
 VALUE_MAX: Final = 2.0**360

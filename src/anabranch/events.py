@@ -210,9 +210,7 @@ class HandOffForced(Event, frozen=True, kw_only=True):
     cancelled, and the shard is given away when they have ended. Its new owner handles their records again.
     """
 
-    _words = (
-        "{running_count:# handler call} did not end in time: cancelling, then {to_member} gets the shard"
-    )
+    _words = "{running_count:# handler call} did not end in time: cancelling, then {to_member} gets the shard"
     level = logging.WARNING
     running_count: int
     to_member: str

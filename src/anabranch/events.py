@@ -383,7 +383,7 @@ class RecordDeadLettered(Event, frozen=True, kw_only=True):
     error_type: str
     destination: str
     recovered: bool = False
-    """An earlier owner had decided it and may have written the letter; this one has written it again."""
+    """The previous owner may have written the letter already; this owner has written it again."""
 
     def sentence(self) -> str:
         again = ", written again by its new owner" if self.recovered else ""

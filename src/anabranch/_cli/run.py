@@ -330,7 +330,7 @@ class WorkerHealth:
         self._has_ended = False
 
     def started(self) -> None:
-        """The process has its end of the pipe. Its port is read when it arrives."""
+        """Closes the end of the pipe that the process now has, and reads the port as soon as it arrives."""
         os.close(self.write_end)
         asyncio.get_running_loop().add_reader(self._read_end, self._on_port)
 
@@ -341,7 +341,6 @@ class WorkerHealth:
             self._port = int(text)
 
     def end(self) -> None:
-        """The process has ended."""
         self._has_ended = True
         self._close()
 

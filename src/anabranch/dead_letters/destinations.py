@@ -106,7 +106,6 @@ _MISSING: Final = frozenset(
 
 
 def translated(error: AnabranchError, where: str) -> DeadLetterError:
-    """The `DeadLetterError` for a failed call to AWS."""
     if isinstance(error, DeadLetterError):
         return error
     if isinstance(error, ThrottledError):

@@ -2,9 +2,9 @@
 
 A redrive reads letters in key order, calls the handler or puts records back into the stream, and removes what
 succeeded. Each letter is removed after its delivery, so a redrive that was stopped or killed is resumed by starting it
-again; the letter at which it died may be delivered twice (rule D10). A redrive is counted in the letter before it
-calls, so a letter that kills the process is not redriven forever. One that fails again is first written to the review
-destination, then removed.
+again; the letter at which it died may be delivered twice (rule D10). A redrive is counted in the letter before the
+handler is called, so a letter that kills the process is not redriven forever. A letter that fails again is first
+written to the review destination, then removed.
 """
 
 import asyncio

@@ -72,7 +72,7 @@ class S3Letters(LetterBox):
         return min(days, default=None)
 
     def pointer(self, letter: Letter) -> str:
-        """Has no endpoint: anybody may have written a letter, and it must not lead us to their server."""
+        """Without an endpoint: a letter may be anybody's, and its pointer must not send us to their server."""
         region = "" if self._region is None else f"?region={self._region}"
         return f"s3://{self._bucket}/{quote(self._object_key(letter))}{region}"
 

@@ -302,6 +302,21 @@ def test_a_redrive_that_has_lost_its_lock_stops_at_once(kind, tmp_path, server, 
     asyncio.run(main())
 
 
+def test_a_lock_that_was_deleted_meanwhile_is_not_taken_by_two(tmp_path, server, monkeypatch):
+    async def nothing(box, key):
+        return None, None
+
+    async def main():
+        url = new_box("s3", tmp_path, server)
+        async with DeadLetters(url) as one, DeadLetters(url) as another:
+            await one._box.hold("one")
+            monkeypatch.setattr("anabranch.dead_letters.s3.S3Letters._get", nothing)
+            with pytest.raises(DeadLetterError, match="is being redriven by somebody else"):
+                await another._box.hold("another")
+
+    asyncio.run(main())
+
+
 class CrashError(BaseException):
     """The process is gone."""
 

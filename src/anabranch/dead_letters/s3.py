@@ -107,7 +107,8 @@ class S3Letters(LetterBox):
                 raise DeadLetterError(
                     f"{self} is being redriven by {held['owner']}", code="locked", advice=f"wait, at most {left:.0f} s"
                 )
-            tag = await self._put(key, mine, IfMatch=found_tag)
+            if found_tag is not None:  # otherwise it was deleted meanwhile, and others may see that, too
+                tag = await self._put(key, mine, IfMatch=found_tag)
         if tag is None:
             raise DeadLetterError(f"{self} is being redriven by somebody else", code="locked", advice="wait")
         self._owner, self._lock_tag = owner, tag

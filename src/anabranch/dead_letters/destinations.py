@@ -241,8 +241,7 @@ class KinesisLetters:
         if result.error_code is not None:
             code: DeadLetterCode = "throttled" if result.error_code == _THROTTLED else "no_answer"
             raise DeadLetterError(
-                f"{self} did not take the letter: {result.error_code}: {result.error_message}",
-                code=code,
+                f"{self} did not take the letter: {result.error_code}: {result.error_message}", code=code
             )
 
     async def close(self) -> None:

@@ -337,13 +337,14 @@ _WORST_IS_SMALLEST: Final = frozenset({RETENTION_LEFT.name, LIMITER_RATE.name})
 
 
 def merged(measured: Iterable[Measurement]) -> list[Measurement]:
-    """Combines the measurements of several consumers or producers that have the same name and labels."""
+    """Combines measurements with the same name and labels: of several consumers or producers, or of several runs."""
     found: dict[tuple[str, tuple[tuple[str, str], ...]], Measurement] = {}
     for one in measured:
-        value = one.value
-        if (other := found.get(one.key)) is not None:
-            value = added(value, other.value) if one.grows else _combined(one.metric, [value, other.value])
-        found[one.key] = replace(one, value=value)
+        if (other := found.get(one.key)) is None:
+            found[one.key] = one
+        else:
+            value = added(one.value, other.value) if one.grows else _combined(one.metric, [one.value, other.value])
+            found[one.key] = replace(one, value=value)
     return list(found.values())
 
 

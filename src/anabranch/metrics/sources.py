@@ -7,15 +7,13 @@ moment; if the loop is busy for longer, it gets the previous reading.
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol, runtime_checkable
-
-from msgspec.structs import replace
+from typing import Protocol, runtime_checkable
 
 from anabranch._event_loops import read_on, running_loop
 from anabranch.config import Aws
 from anabranch.errors import ConfigurationError
 from anabranch.events import Event, ExporterFailed, ExporterRecovered
-from anabranch.metrics.catalogue import Level, Measurement, added, merged
+from anabranch.metrics.catalogue import Level, Measurement, merged
 
 
 class Source:
@@ -38,15 +36,14 @@ class Source:
         self._emit = emit
         self._loop: asyncio.AbstractEventLoop | None = None
         self._last: dict[Level, list[Measurement]] = {}
-        self._ended: dict[Any, Measurement] = {}
+        self._ended: list[Measurement] = []
         """What earlier runs counted: counters never go back."""
         self._failures: dict[int, int] = {}
         """Failures in a row, by the identity of the exporter: a consumer can have two of one class."""
 
     def begin_run(self) -> None:
         """Its owner counts from zero again."""
-        counted = [one for one in self._measure("summary") if one.grows and not one.metric.is_own]
-        self._ended = {one.key: one for one in counted}
+        self._ended = [one for one in self._measure("summary") if one.grows and not one.metric.is_own]
 
     def begin(self) -> None:
         """Its owner runs on the running event loop."""
@@ -70,13 +67,7 @@ class Source:
         return self._last.get(level, [])
 
     def _measure(self, level: Level) -> list[Measurement]:
-        if not self._ended:
-            return list(self._read(level))
-        before, now = dict(self._ended), []
-        for one in self._read(level):
-            earlier = before.pop(one.key, None)
-            now.append(one if earlier is None else replace(one, value=added(one.value, earlier.value)))
-        return now + list(before.values())
+        return merged([*self._read(level), *self._ended])
 
     # failures: reported as events; they never stop the consumer or producer
 

@@ -7,13 +7,27 @@ and ignored. A blocked loop cannot report itself: its `LoopBlocked`, `LoopStalle
 
 import datetime as dt
 import logging
-from typing import ClassVar, Literal
+import string
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from anabranch.errors import LeaseStoreCode
 from anabranch.measures import TimeBuckets
 from anabranch.reasons import Reason
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+class _Sentence(string.Formatter):
+    """Fills fields in, and counts: `{call_count:# failed call}` becomes `1 failed call` or `2 failed calls`."""
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        if format_spec.startswith("# "):
+            return _counted(value, format_spec[2:])
+        return super().format_field(value, format_spec)
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +45,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
         return f"{where}: {self.sentence()}" if where else self.sentence()
 
     def sentence(self) -> str:
-        return self._words.format_map(msgspec.structs.asdict(self))
+        return _Sentence().vformat(self._words, (), msgspec.structs.asdict(self))
 
 
 class ConsumerStarted(Event, frozen=True, kw_only=True):
@@ -79,13 +93,13 @@ class ConsumerProgress(Event, frozen=True, kw_only=True):
         failed = _failed_calls(self.failed_count)
         behind = "lag unknown" if self.lag is None else f"{self.lag:.1f} s behind"
         stalled = f", {self.stalled_count} stalled" if self.stalled_count else ""
-        shards = "1 shard" if self.shard_count == 1 else f"{self.shard_count} shards"
         worst = ""
         if self.worst_shard is not None and (self.lag or self.reason):
             worst = f"; worst: {self.worst_shard}{f', {self.reason}' if self.reason else ''}"
         return (
-            f"{self.handled_count} records in {self.seconds:.0f} s ({self.records_per_second:.1f} records/s){failed}; "
-            f"{behind}; {shards}{stalled}{worst}"
+            f"{_counted(self.handled_count, 'record')} in {self.seconds:.0f} s "
+            f"({self.records_per_second:.1f} records/s){failed}; "
+            f"{behind}; {_counted(self.shard_count, 'shard')}{stalled}{worst}"
         )
 
 
@@ -117,12 +131,12 @@ class ConsumerStopped(Event, frozen=True, kw_only=True):
         return logging.INFO if self.error is None else logging.ERROR
 
     def sentence(self) -> str:
-        left = f", {self.leftover_count} records are unfinished" if self.leftover_count else ""
+        left = f", {_counted(self.leftover_count, 'record')} unfinished" if self.leftover_count else ""
         failed = _failed_calls(self.failed_count)
         how, why = ("stopped", "") if self.error is None else ("failed", f": {self.error}")
         return (
-            f"{how} after {self.seconds:.1f} s: {self.handled_count} records handled, {self.committed_count} "
-            f"committed{failed}{left}{why}"
+            f"{how} after {self.seconds:.1f} s: {_counted(self.handled_count, 'record')} handled, "
+            f"{self.committed_count} committed{failed}{left}{why}"
         )
 
 
@@ -186,7 +200,7 @@ class LeaseGiven(Event, frozen=True, kw_only=True):
 class HandOffKept(Event, frozen=True, kw_only=True):
     """Another worker requested the shard, but handler calls did not end in time: the shard stays here."""
 
-    _words = "rebalance declined: {running_count} handler calls still running"
+    _words = "rebalance declined: {running_count:# handler call} still running"
     level = logging.WARNING
     running_count: int
 
@@ -196,7 +210,7 @@ class HandOffForced(Event, frozen=True, kw_only=True):
     cancelled, and the shard is given away when they have ended. Its new owner handles their records again.
     """
 
-    _words = "{running_count} handler calls did not end in time and are cancelled; then {to_member} gets the shard"
+    _words = "{running_count:# handler call} did not end in time: cancelling, then {to_member} gets the shard"
     level = logging.WARNING
     running_count: int
     to_member: str
@@ -235,8 +249,8 @@ class ShardProgress(Event, frozen=True, kw_only=True):
     def sentence(self) -> str:
         behind = "" if self.lag is None else f", {self.lag:.1f} s behind"
         return (
-            f"{self.read_count} records read, {self.handled_count} handled, {self.committed_count} committed in "
-            f"{self.seconds:.1f} s{behind}"
+            f"{_counted(self.read_count, 'record')} read, {self.handled_count} handled, {self.committed_count} "
+            f"committed in {self.seconds:.1f} s{behind}"
         )
 
 
@@ -281,7 +295,7 @@ class ShardSuspected(Event, frozen=True, kw_only=True):
     records are handled one at a time, and nothing else runs in this worker meanwhile.
     """
 
-    _words = "{owner_count} owners in a row ended without progress: its records are now handled alone"
+    _words = "{owner_count:# owner} in a row ended without progress: its records are now handled alone"
     level = logging.WARNING
     owner_count: int
 
@@ -369,13 +383,13 @@ class RecordDeadLettered(Event, frozen=True, kw_only=True):
     error_type: str
     destination: str
     recovered: bool = False
-    """An earlier owner had decided it and may have written the letter; this one has written it again."""
+    """The previous owner may have written the letter already; this owner has written it again."""
 
     def sentence(self) -> str:
         again = ", written again by its new owner" if self.recovered else ""
         return (
-            f"record {self.position} failed {self.attempts} times with {self.error_type} and is in the dead letters "
-            f"({self.destination}){again}"
+            f"record {self.position} failed {_counted(self.attempts, 'time')} with {self.error_type} and is in the "
+            f"dead letters ({self.destination}){again}"
         )
 
 
@@ -442,8 +456,8 @@ class ReadRecovered(Event, frozen=True, kw_only=True):
     """Since the first of them."""
 
     def sentence(self) -> str:
-        what = "throttled" if self.throttled else "failed"
-        return f"read again, after {self.failure_count} {what} reads in {self.seconds:.1f} s"
+        what = "throttled read" if self.throttled else "failed read"
+        return f"read again, after {_counted(self.failure_count, what)} in {self.seconds:.1f} s"
 
 
 class ConsumerRegistered(Event, frozen=True, kw_only=True):
@@ -547,8 +561,8 @@ class Misrouted(Event, frozen=True, kw_only=True):
     """Aggregates contained records whose hash keys belong to another shard."""
 
     _words = (
-        "aggregates were written during a reshard: {delivered_count} misrouted records delivered, "
-        "{skipped_aggregate_count} aggregates of our own producer skipped (it sends them again)"
+        "aggregates were written during a reshard: {delivered_count:# misrouted record} delivered, "
+        "{skipped_aggregate_count:# aggregate} of our own producer skipped (it sends them again)"
     )
     level = logging.WARNING
     delivered_count: int
@@ -623,7 +637,7 @@ class StreamChanged(Event, frozen=True, kw_only=True):
 
 
 def _failed_calls(count: int) -> str:
-    return f", {count} call{'' if count == 1 else 's'} failed" if count else ""
+    return f", {_counted(count, 'call')} failed" if count else ""
 
 
 def _moment(seconds: float) -> str:
@@ -698,7 +712,7 @@ class StoreReset(Event, frozen=True, kw_only=True):
 class StoreUnanswered(Event, frozen=True, kw_only=True):
     """The lease store did not answer a call that the consumer needs to continue; it is retried."""
 
-    _words = "the lease store did not answer {failure_count} times in a row, retrying: {error}"
+    _words = "the lease store did not answer {failure_count:# time} in a row, retrying: {error}"
     level = logging.WARNING
     error: str
     code: LeaseStoreCode = "no_answer"
@@ -709,7 +723,7 @@ class StoreUnanswered(Event, frozen=True, kw_only=True):
 class StoreAnswered(Event, frozen=True, kw_only=True):
     """The lease store answers again."""
 
-    _words = "the lease store answers again, after {failure_count} failed calls in {seconds:.1f} s"
+    _words = "the lease store answers again, after {failure_count:# failed call} in {seconds:.1f} s"
     failure_count: int
     seconds: float
 
@@ -756,7 +770,7 @@ class AggregationOff(Event, frozen=True, kw_only=True):
 class AggregateStraddled(Event, frozen=True, kw_only=True):
     """An aggregate was written during a reshard; all its records are sent again."""
 
-    _words = "an aggregate was written during a reshard: its {record_count} records are sent again"
+    _words = "an aggregate was written during a reshard: {record_count:# record} sent again"
     record_count: int
 
 
@@ -774,7 +788,7 @@ class ExporterFailed(Event, frozen=True, kw_only=True):
 class ExporterRecovered(Event, frozen=True, kw_only=True):
     """Metrics are exported, or spans are made, again."""
 
-    _words = "exporter {exporter} works again, after {failure_count} failures"
+    _words = "exporter {exporter} works again, after {failure_count:# failure}"
     exporter: str
     failure_count: int
 
@@ -794,7 +808,7 @@ class KeyBlocked(Event, frozen=True, kw_only=True):
     """
 
     _words = (
-        "{record_count} records failed without being sent (last partition key: {partition_key!r}): an "
+        "{record_count:# record} failed without being sent (last partition key: {partition_key!r}): an "
         "earlier record of that key failed, and that failure was not seen yet. Await its delivery, call flush(), or "
         "pass on_undelivered="
     )
@@ -817,7 +831,7 @@ class RecordsAbandoned(Event, frozen=True, kw_only=True):
     """A producer was not closed before its event loop or the interpreter ended: records are lost or may be lost."""
 
     _words = (
-        "the producer was not closed: {record_count} records were not delivered, or failed "
+        "the producer was not closed: {record_count:# record} not delivered, or failed "
         "unseen. Use `async with`, or await close()"
     )
     level = logging.ERROR
@@ -841,19 +855,16 @@ class DeliveryProgress(Event, frozen=True, kw_only=True):
 
     def sentence(self) -> str:
         failed = f", {self.failed_count} failed" if self.failed_count else ""
-        return f"{self.delivered_count} records delivered in {self.seconds:.1f} s{failed}"
+        return f"{_counted(self.delivered_count, 'record')} delivered in {self.seconds:.1f} s{failed}"
 
 
 class WriteFailed(Event, frozen=True, kw_only=True):
     """A whole PutRecords request failed."""
 
+    _words = "a request with {entry_count:# record} failed: {error}"
     level = logging.WARNING
     error: str
     entry_count: int
-
-    def sentence(self) -> str:
-        records = "1 record" if self.entry_count == 1 else f"{self.entry_count} records"
-        return f"a request with {records} failed: {self.error}"
 
 
 class WriteRecovered(Event, frozen=True, kw_only=True):
@@ -882,7 +893,7 @@ class WriteThrottled(Event, frozen=True, kw_only=True):
 class WriterFailed(Event, frozen=True, kw_only=True):
     """The producer ended with an unexpected error; all undelivered records have failed."""
 
-    _words = "the producer failed unexpectedly, with {record_count} records not delivered: {error}"
+    _words = "the producer failed unexpectedly, with {record_count:# record} not delivered: {error}"
     level = logging.CRITICAL
     error: str
     record_count: int

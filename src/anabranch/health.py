@@ -98,9 +98,9 @@ class HealthApp:
         sources: dict[Source, Level] = {}
         registries: dict[Any, None] = {}  # those of exporters have the program's own metrics, too
         for checked in self._checked:
-            if exporters := checked.exporters.of_type(Prometheus):
-                registries |= {exporter.registry: None for exporter in exporters}
-            else:
+            found = {one.registry: None for one in checked.exporters.exporters if isinstance(one, Prometheus)}
+            registries |= found
+            if not found:
                 sources[checked.exporters.source] = "detailed"
         return metrics_page(lambda: text_of_all(sources, registries))
 

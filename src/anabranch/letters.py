@@ -176,19 +176,19 @@ def _type_name(error: BaseException) -> str:
 
 def _message(error: BaseException) -> str:
     try:
-        return _valid(str(error))
+        return valid_text(str(error))
     except Exception:  # noqa: BLE001 -- its __str__ is user code
         return "(its text cannot be shown)"
 
 
 def _stack(error: BaseException) -> str:
     try:
-        return _valid("".join(traceback.format_exception(error)))
+        return valid_text("".join(traceback.format_exception(error)))
     except Exception:  # noqa: BLE001 -- it shows causes and notes, which are user code, too
         return ""
 
 
-def _valid(text: str) -> str:
+def valid_text(text: str) -> str:
     """Handlers can raise anything. Text that is not Unicode could not be stored or printed."""
     return text.encode("utf-8", "backslashreplace").decode()
 
@@ -199,7 +199,7 @@ def _valid(text: str) -> str:
 def encode_letter(letter: Letter) -> bytes:
     fields: dict[str, Any] = {**(letter.extra or {}), **msgspec.structs.asdict(letter)}
     del fields["extra"]
-    fields = {name: _valid(value) if isinstance(value, str) else value for name, value in fields.items()}
+    fields = {name: valid_text(value) if isinstance(value, str) else value for name, value in fields.items()}
     if letter.payload is not None:
         fields["payload"] = b64encode(letter.payload).decode()
     return json.dumps(fields, separators=(",", ":")).encode("ascii")

@@ -94,10 +94,10 @@ class WriteCounters(msgspec.Struct):
     delivered_bytes: int = 0
     """Their data and partition keys."""
     aggregated_count: int = 0
-    """Those of them that were sent in aggregates."""
+    """Delivered user records that were sent in aggregates."""
     failed_count: int = 0
     expired_count: int = 0
-    """Those of them that were not delivered within `delivery_timeout`."""
+    """Failed records whose `delivery_timeout` passed."""
     kinesis_count: int = 0
     """Kinesis records that were delivered: an aggregate counts as one."""
     kinesis_bytes: int = 0

@@ -89,11 +89,9 @@ class NoLiveWorker(Reason, frozen=True, kw_only=True):
 class StreamNotRead(Reason, frozen=True, kw_only=True):
     """Nobody holds it, and the live workers read other streams of the application."""
 
+    _words = "no live worker reads stream {stream}"
     advice = "start a worker that reads this stream, unless the application is done with it: its position is kept"
     stream: str
-
-    def _sentence(self) -> str:
-        return f"no live worker reads stream {self.stream}"
 
 
 class ApplicationMoved(Reason, frozen=True, kw_only=True):

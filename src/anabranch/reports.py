@@ -344,7 +344,9 @@ class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[FleetMember, ...]
     shards: tuple[FleetShard, ...]
     unreported_count: int
-    """Shards of live members without a report: just taken or, if a member holds more than 20, the least behind."""
+    """Shards of live members without a report. They were just taken, or their member holds more than 20: it reports on
+    the 20 worst ones.
+    """
 
     @property
     def live_members(self) -> tuple[FleetMember, ...]:
@@ -387,7 +389,7 @@ class DesiredWorkers(msgspec.Struct, frozen=True, kw_only=True):
 
     workers: int
     live_workers: int
-    """Those that run now, and do not stop."""
+    """Those that run now and are not stopping."""
     shard_count: int
     """Shards that workers can handle now."""
     lag: float | None

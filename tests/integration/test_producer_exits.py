@@ -291,7 +291,7 @@ def test_an_unseen_failure_is_reported_when_the_loop_ends(kinesis):
                 await asyncio.sleep(0.01)
         asyncio.run(main())
     """)
-    assert "1 records" in errors
+    assert "1 record not delivered" in errors
 
 
 def test_a_close_that_is_cut_off_says_what_was_not_delivered(kinesis, deaf_endpoint):

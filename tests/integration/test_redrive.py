@@ -302,6 +302,21 @@ def test_a_redrive_that_has_lost_its_lock_stops_at_once(kind, tmp_path, server, 
     asyncio.run(main())
 
 
+def test_a_lock_that_was_deleted_meanwhile_is_not_taken_by_two(tmp_path, server, monkeypatch):
+    async def nothing(box, key):
+        return None, None
+
+    async def main():
+        url = new_box("s3", tmp_path, server)
+        async with DeadLetters(url) as one, DeadLetters(url) as another:
+            await one._box.hold("one")
+            monkeypatch.setattr("anabranch.dead_letters.s3.S3Letters._get", nothing)
+            with pytest.raises(DeadLetterError, match="is being redriven by somebody else"):
+                await another._box.hold("another")
+
+    asyncio.run(main())
+
+
 class CrashError(BaseException):
     """The process is gone."""
 
@@ -628,13 +643,12 @@ def test_the_rate_limits_how_many_start(file_url, monkeypatch):
     async def main():
         await fill(file_url, keyed(4))
         async with DeadLetters(file_url) as box:
-            from anabranch.dead_letters.redrive import Redrive
 
-            async def note(self, seconds):
+            async def note(stop, seconds):
                 waits.append(seconds)
                 return False
 
-            monkeypatch.setattr(Redrive, "_is_stopped_within", note)
+            monkeypatch.setattr("anabranch.dead_letters.redrive._is_set_within", note)
             assert (await box.redrive(Handler(), rate=0.5)).is_complete
         assert [round(wait / 2) for wait in waits] == [0, 1, 2, 3]
 

@@ -2,6 +2,7 @@
 
 import logging
 import pickle
+import re
 from typing import get_args
 
 import msgspec
@@ -63,7 +64,7 @@ def test_optional_details_are_reported_when_they_are_there():
     stopped = sample(events.ConsumerStopped, leftover_count=0, failed_count=0)
     assert str(stopped) == "stopped after 3.5 s: 3 records handled, 3 committed"
     stopped = sample(events.ConsumerStopped, leftover_count=2)
-    assert str(stopped).endswith("3 committed, 3 calls failed, 2 records are unfinished")
+    assert str(stopped).endswith("3 committed, 3 calls failed, 2 records unfinished")
     stopped = sample(events.ConsumerStopped, leftover_count=0, failed_count=1)
     assert str(stopped).endswith("3 committed, 1 call failed")
     assert str(sample(events.LeaseTaken, fence_token=4)) == "lease taken (fence token 4)"
@@ -91,6 +92,12 @@ def test_optional_details_are_reported_when_they_are_there():
     assert sample(events.OrderChanged, repeats=False).level == logging.INFO
     assert str(sample(events.HandlerFailed, retry_in_ms=None)).endswith("no further attempt")
     assert str(sample(events.HandlerFailed, retry_in_ms=20)).endswith("retrying in 20 ms")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_is_no_plural(kind):
+    counts = {field.name: 1 for field in msgspec.structs.fields(kind) if field.name.endswith(("_count", "attempts"))}
+    assert re.findall(r"\b1 (?:\w+ )?\w+s\b", sample(kind, **counts).sentence()) == []
 
 
 def test_a_lost_lease_says_why_as_a_code_and_as_a_sentence():

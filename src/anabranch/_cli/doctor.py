@@ -371,7 +371,6 @@ def _versions() -> Finding:
 
 
 async def _endpoint(address: "ServiceAddress") -> tuple[Finding, Finding]:
-    """The findings about the endpoint and the clock."""
     from anabranch._aws.service import probe
 
     where = address.endpoint.url if address.proxy is None else f"{address.endpoint.url} through {address.proxy!r}"

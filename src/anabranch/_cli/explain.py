@@ -59,7 +59,6 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explain_fleet(status: FleetStatus) -> list[str]:
-    """The application as a whole."""
     live = status.live_members
     shards = status.unfinished_shards
     lines = [f"Application {status.app} reads {' and '.join(status.streams) or 'no stream yet'}."]

@@ -48,8 +48,6 @@ def _whole(text: str) -> int:
 positive_integer: Final = _bounded(_whole, 1, (1 << 31) - 1, "a whole number above 0")
 
 
-Start = Literal["latest", "trim_horizon"] | dt.datetime
-
 _SPAN = re.compile(r"-?(\d+(?:\.\d+)?)([smhdw])")
 _UNITS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _ACCEPTED: Final = "-15m (also s, h, d, w) or an ISO time such as 2026-01-31T09:30Z"
@@ -67,7 +65,7 @@ def join_spans(words: list[str]) -> list[str]:
     return joined
 
 
-def start_argument(text: str) -> Start:
+def start_argument(text: str) -> Literal["latest", "trim_horizon"] | dt.datetime:
     word = text.lower().replace("-", "_")
     if word == "latest":
         return "latest"

@@ -80,7 +80,6 @@ class PutOutcomes:
         say(f"{source} was not written: {error}")
 
     async def print_all(self) -> None:
-        """Prints each outcome as it arrives, until the end."""
         while (pending := await self.pending.get()) is not None:
             source, delivery = pending
             if not delivery.done():
@@ -110,7 +109,6 @@ class PutOutcomes:
 
 
 def _document(result: "PutResult") -> dict[str, Any]:
-    """The outcome of one record, as --json prints it."""
     sub = result.sub_sequence_number
     return {
         "delivered": result.delivered,
@@ -169,7 +167,7 @@ def _run(arguments: argparse.Namespace) -> int:
     logging.getLogger("anabranch").addHandler(logging.NullHandler())
     stream: StreamName = arguments.stream
     with connect(arguments, stream) as connection:
-        connection.run(connection.summary(stream))  # report a missing stream before reading input
+        connection.run(connection.summary(stream))  # a missing stream is reported before input is read
         outcomes = PutOutcomes(arguments)
         producer: Producer[bytes] = Producer(
             str(stream), aggregate=None if arguments.no_aggregate else "shard", aws=aws_from(arguments)

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -330,7 +330,7 @@ class WorkerHealth:
         self._has_ended = False
 
     def started(self) -> None:
-        """The process has its end of the pipe. Its port is read when it arrives."""
+        """Closes the end of the pipe that the process now has, and reads the port as soon as it arrives."""
         os.close(self.write_end)
         asyncio.get_running_loop().add_reader(self._read_end, self._on_port)
 
@@ -341,7 +341,6 @@ class WorkerHealth:
             self._port = int(text)
 
     def end(self) -> None:
-        """The process has ended."""
         self._has_ended = True
         self._close()
 
@@ -351,37 +350,31 @@ class WorkerHealth:
             os.close(self._read_end)
             self._read_end = -1
 
-    async def ask(self, path: str) -> "Asked":
-        if self._has_ended:
-            return Asked(None, "it has ended")
-        if self._port is None:
-            return Asked(None, "it is starting")
+    async def ask(self, path: str) -> Response:
+        """Its answer. Without one, a page of the same kind that says why: a worker that is starting or ending is live,
+        because it is no reason to restart the others.
+        """
+        live_status = 200
         try:
             async with asyncio.timeout(_ASK_SECONDS):
-                status, body = await _get(self._port, path)
+                if self._port is not None and not self._has_ended:
+                    return await _get(self._port, path)
+            why = "it has ended" if self._has_ended else "it is starting"
         except TimeoutError:
-            return Asked(None, f"its health server did not answer within {_ASK_SECONDS:g} s", is_away=False)
+            why, live_status = f"its health server did not answer within {_ASK_SECONDS:g} s", 503
         except (OSError, ValueError, EOFError) as error:  # the process is ending: its server is closed
-            return Asked(None, f"its health server did not answer: {type(error).__name__}")
-        return Asked(Response(status, body), "")
+            why = f"its health server did not answer: {type(error).__name__}"
+        if path == "/status.json":
+            return json_page({"error": why}, 503)
+        return json_page({"reasons": [why]}, live_status if path == "/live" else 503)
 
 
-class Asked(NamedTuple):
-    """What a worker answered."""
-
-    answer: Response | None
-    why: str
-    """Why there is no answer."""
-    is_away: bool = True
-    """There is no answer because the worker is starting or ending: no reason to restart the others."""
-
-
-async def _get(port: int, path: str) -> tuple[int, bytes]:
+async def _get(port: int, path: str) -> Response:
     reader, writer = await asyncio.open_connection(_LOOPBACK, port)
     try:
         writer.write(f"GET {path} HTTP/1.1\r\nhost: {_LOOPBACK}\r\nconnection: close\r\n\r\n".encode())
         head = await reader.readuntil(b"\r\n\r\n")
-        return int(head.split(b" ", 2)[1]), await reader.read()
+        return Response(int(head.split(b" ", 2)[1]), await reader.read())
     finally:
         writer.close()
 
@@ -400,41 +393,30 @@ async def fleet_health(workers: Sequence[WorkerHealth], request: Request) -> Res
     path = request.path
     if (refusal := refusal_of(request.method, path)) is not None:
         return refusal
-    asked = await asyncio.gather(*(worker.ask(path) for worker in workers))
+    answers = await asyncio.gather(*(worker.ask(path) for worker in workers))
     if path == "/metrics":
-        return metrics_page(lambda: text_of(_labelled_families(asked)))
+        return metrics_page(lambda: text_of(_labelled_families(answers)))
     if path == "/status.json":
-        return json_page({"workers": {number: _document(one) for number, one in enumerate(asked)}})
-    what = path[1:]
-    failing = {}
-    for number, one in enumerate(asked):
-        may_be_away = one.answer is None and one.is_away and what == "live"
-        if not may_be_away and (one.answer is None or one.answer.status != 200):
-            failing[number] = _why(one)
-    return json_page({what: not failing, "workers": failing}, 503 if failing else 200)
+        return json_page({"workers": {number: msgspec.Raw(answer.body) for number, answer in enumerate(answers)}})
+    failing = {number: _reasons(answer) for number, answer in enumerate(answers) if answer.status != 200}
+    return json_page({path[1:]: not failing, "workers": failing}, 503 if failing else 200)
 
 
-def _document(one: Asked) -> Any:
-    return {"error": one.why} if one.answer is None else msgspec.Raw(one.answer.body)
-
-
-def _why(one: Asked) -> list[str]:
-    if one.answer is None:
-        return [one.why]
+def _reasons(answer: Response) -> list[str]:
     try:
-        return [str(reason) for reason in msgspec.json.decode(one.answer.body)["reasons"]]
+        return [str(reason) for reason in msgspec.json.decode(answer.body)["reasons"]]
     except (msgspec.DecodeError, KeyError, TypeError):
-        return [f"HTTP {one.answer.status}"]
+        return [f"HTTP {answer.status}"]
 
 
-def _labelled_families(asked: Iterable[Asked]) -> Iterator[Any]:
+def _labelled_families(answers: Iterable[Response]) -> Iterator[Any]:
     """The families of all workers, each sample with the number of its worker."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    for number, one in enumerate(asked):
-        if one.answer is None or one.answer.status != 200:
+    for number, answer in enumerate(answers):
+        if answer.status != 200:
             continue
-        for family in text_string_to_metric_families(one.answer.body.decode()):
+        for family in text_string_to_metric_families(answer.body.decode()):
             family.samples = [
                 sample._replace(labels={**sample.labels, "worker": str(number)}) for sample in family.samples
             ]

@@ -116,23 +116,15 @@ async def _serve(kinesis: LocalKinesis, program: Sequence[str] | None) -> int:
     async with kinesis:
         if program and not stopped.is_set():
             return await run_program(program, {**_inherited_environment(), **kinesis.environment()})
-        show(_ready_line(kinesis))
+        certificate = "" if kinesis.certificate_path is None else f" certificate {kinesis.certificate_path}"
+        show(f"ready: {kinesis.endpoint_url} region {kinesis.region}{certificate}")
         flush()
         if sys.stdout.isatty() and sys.stderr is not None and sys.stderr.isatty():
-            for line in _export_commands(kinesis):
+            exports = [f"export {name}={shlex.quote(value)}" for name, value in kinesis.environment().items()]
+            for line in ("", "To use it in another terminal, run:", *exports, "", "Ctrl-C stops the server."):
                 say(line)
         await stopped.wait()
     return DONE
-
-
-def _ready_line(kinesis: LocalKinesis) -> str:
-    line = f"ready: {kinesis.endpoint_url} region {kinesis.region}"
-    return f"{line} certificate {kinesis.certificate_path}" if kinesis.certificate_path is not None else line
-
-
-def _export_commands(kinesis: LocalKinesis) -> list[str]:
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in kinesis.environment().items()]
-    return ["", "To use it in another terminal, run:", *lines, "", "Ctrl-C stops the server."]
 
 
 def _inherited_environment() -> dict[str, str]:

@@ -68,7 +68,6 @@ def range_bar(hash_key_range: HashKeyRange, width: int) -> str:
 
 
 def share(hash_key_range: HashKeyRange) -> str:
-    """Its share of the hash space."""
     percent = hash_key_range.size * 100 / _SPACE
     return f"{percent:.1f}%" if percent >= 0.1 else "<0.1%"
 
@@ -163,7 +162,6 @@ def _show(arguments: argparse.Namespace) -> None:
 
 
 def _document(shard: Shard) -> dict[str, Any]:
-    """A shard as --json prints it."""
     ending = shard.ending_sequence_number
     return {
         "shard_id": shard.shard_id,

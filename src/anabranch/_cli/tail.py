@@ -176,14 +176,13 @@ async def _print_all(arguments: argparse.Namespace, consumer: "Consumer[bytes]")
     left: int | None = arguments.count
     async with consumer:
         async for batch in consumer.batches(max_wait=_BATCH_WAIT_SECONDS):
-            wanted = [record for record in batch.records if _is_wanted(record, arguments)][:left]
+            wanted = [
+                record
+                for record in batch.records
+                if arguments.key in {None, record.partition_key} and arguments.shard in {None, record.shard_id}
+            ][:left]
             show_lines(line(record) for record in wanted)
             if left is not None:
                 left -= len(wanted)
                 if not left:
                     return
-
-
-def _is_wanted(record: Record[Any], arguments: argparse.Namespace) -> bool:
-    is_of_key = arguments.key is None or record.partition_key == arguments.key
-    return is_of_key and (arguments.shard is None or record.shard_id == arguments.shard)

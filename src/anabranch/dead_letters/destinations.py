@@ -106,7 +106,6 @@ _MISSING: Final = frozenset(
 
 
 def translated(error: AnabranchError, where: str) -> DeadLetterError:
-    """The `DeadLetterError` for a failed call to AWS."""
     if isinstance(error, DeadLetterError):
         return error
     if isinstance(error, ThrottledError):
@@ -242,8 +241,7 @@ class KinesisLetters:
         if result.error_code is not None:
             code: DeadLetterCode = "throttled" if result.error_code == _THROTTLED else "no_answer"
             raise DeadLetterError(
-                f"{self} did not take the letter: {result.error_code}: {result.error_message}",
-                code=code,
+                f"{self} did not take the letter: {result.error_code}: {result.error_message}", code=code
             )
 
     async def close(self) -> None:

@@ -2,9 +2,9 @@
 
 A redrive reads letters in key order, calls the handler or puts records back into the stream, and removes what
 succeeded. Each letter is removed after its delivery, so a redrive that was stopped or killed is resumed by starting it
-again; the letter at which it died may be delivered twice (rule D10). A redrive is counted in the letter before it
-calls, so a letter that kills the process is not redriven forever. One that fails again is first written to the review
-destination, then removed.
+again; the letter at which it died may be delivered twice (rule D10). A redrive is counted in the letter before the
+handler is called, so a letter that kills the process is not redriven forever. A letter that fails again is first
+written to the review destination, then removed.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import secrets
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from random import SystemRandom
@@ -51,7 +51,6 @@ from anabranch.config import Aws
 from anabranch.dead_letters.destinations import HOLD_SECONDS, LetterBox, StoredLetter
 from anabranch.dead_letters.opening import (
     LetterWriter,
-    Redact,
     delete_overflow,
     fetch_whole,
     open_box,
@@ -101,13 +100,6 @@ class HasHandler(Protocol):
     def registered_handler(self) -> RegisteredHandler: ...
 
 
-class LetterDelivery(Protocol):
-    async def deliver(self, letter: Letter, attempt: int) -> None:
-        """Raises what the handler raises, or why the stream did not take the record."""
-
-    async def close(self) -> None: ...
-
-
 class HandlerDelivery:
     """Calls the handler as a consumer does: decoded, in a thread if it is a plain function, within its timeout. There
     is no lease, so the fence token is 0; a batch handler gets a batch of one.
@@ -120,6 +112,7 @@ class HandlerDelivery:
         self._limit = TimeLimit(SystemClock(), registered.options.policy.timeout)
 
     async def deliver(self, letter: Letter, attempt: int) -> None:
+        """Raises what the handler raises."""
         record: Record[Any] = letter.record()
         if self._options.decode is not None:
             try:
@@ -145,6 +138,7 @@ class StreamDelivery:
         self._kinesis = KinesisByRegion(aws)
 
     async def deliver(self, letter: Letter, attempt: int) -> None:  # noqa: ARG002 -- each attempt is the same
+        """Raises why the stream did not take the record."""
         record = letter.record()
         entry = PutRecordsEntry(record.data, record.partition_key, record.explicit_hash_key)
         stream = self._stream or parse_stream(letter.stream)
@@ -156,6 +150,9 @@ class StreamDelivery:
         await self._kinesis.close()
 
 
+LetterDelivery = HandlerDelivery | StreamDelivery
+
+
 # One redrive
 
 
@@ -165,12 +162,10 @@ class RedriveSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Letters per second; None for no limit."""
     concurrency: int = 8
     """The number of keys that are handled at once."""
-    review: str | None = None
-    """Where letters go that fail again."""
-    overflow: str | None = None
-    """Where such a letter goes if it is too large for the review destination."""
-    redact: Redact | None = None
-    """Applied to such a letter before it is written: the new failure has a message and a stack of its own."""
+    failed: DeadLetter = DeadLetter()
+    """`review`: where letters go that fail again. `redact` and `overflow` apply to them as to new ones: the new failure
+    has a message and a stack of its own.
+    """
 
 
 @dataclass(kw_only=True)
@@ -196,7 +191,7 @@ class Redrive:
         """Delivers until no letter is left, or until it is stopped. Raises `DeadLetterError` if the box or the review
         destination fails, or if somebody else holds the box.
         """
-        self._tally = RedriveTally()
+        self._tally = RedriveTally()  # a worker runs again and again
         await self.box.hold(self.owner)
         try:
             async with asyncio.TaskGroup() as group:
@@ -305,7 +300,7 @@ class Redrive:
                     raise  # this redrive ends; a handler may raise it, too
                 failure = Failure.of(error)
                 pause_ms = retry_in_ms(self.settings.policy, len(calls_at), self._entropy)
-                if pause_ms is None or await self._is_stopped_within(pause_ms / 1000):
+                if pause_ms is None or await _is_set_within(self.stop, pause_ms / 1000):
                     return failure, tuple(calls_at)
             else:
                 return None, tuple(calls_at)
@@ -352,11 +347,7 @@ class Redrive:
         now = monotonic()
         start = max(now, self._next_start)
         self._next_start = start + 1 / self.settings.rate
-        await self._is_stopped_within(start - now)
-
-    async def _is_stopped_within(self, seconds: float) -> bool:
-        await _wait(self.stop, seconds)
-        return self.stop.is_set()
+        await _is_set_within(self.stop, start - now)
 
 
 # The facade: it opens the box, and decides nothing
@@ -569,7 +560,7 @@ class DeadLetters:
         """
         registered, stop = _registered(handler), stop or asyncio.Event()
         settings = _settings(policy, rate, concurrency, review, registered)
-        if settings.review is None:
+        if settings.failed.review is None:
             raise ConfigurationError(
                 "a worker needs a review destination for letters that keep failing: pass review=, or set "
                 "DeadLetter(review=...) in the consumer's policy"
@@ -581,12 +572,12 @@ class DeadLetters:
                 async with self._prepared(delivery, settings, registered.takes, stop, on_progress) as redrive:
                     while not stop.is_set():
                         await redrive.run(ALL)
-                        await _wait(stop, idle)
+                        await _is_set_within(stop, idle)
             except DeadLetterError as error:
                 if not error.retryable:
                     raise
                 _log.warning("%s; trying again", error)
-                await _wait(stop, max(idle, _UNREACHABLE_PAUSE_SECONDS))
+                await _is_set_within(stop, max(idle, _UNREACHABLE_PAUSE_SECONDS))
 
     @asynccontextmanager
     async def _prepared(
@@ -601,7 +592,7 @@ class DeadLetters:
         review = None
         self._unreadable = self._box.unreadable
         try:
-            review = self._open_review(settings)
+            review = self._open_review(settings.failed)
             for warning in [] if review is None else await review.check(0):
                 _log.warning("%s", warning)
             yield Redrive(
@@ -627,14 +618,14 @@ class DeadLetters:
                 tally.add()
         return tally.report(len(self._unreadable))
 
-    def _open_review(self, settings: RedriveSettings) -> LetterWriter | None:
-        if settings.review is None:
+    def _open_review(self, failed: DeadLetter) -> LetterWriter | None:
+        if failed.review is None:
             return None
-        destination = open_url(settings.review, aws=self._aws)
+        destination = open_url(failed.review, aws=self._aws)
         if str(destination) == str(self._box):
             raise ConfigurationError(f"the review destination {destination} is where the letters are: name another")
-        overflow = None if settings.overflow is None else open_overflow(settings.overflow, self._aws)
-        return LetterWriter(destination, redact=settings.redact, overflow=overflow)
+        overflow = None if failed.overflow is None else open_overflow(failed.overflow, self._aws)
+        return LetterWriter(destination, redact=failed.redact, overflow=overflow)
 
 
 async def _matching(box: LetterBox, where: LetterFilter) -> AsyncGenerator[StoredLetter, None]:
@@ -644,9 +635,10 @@ async def _matching(box: LetterBox, where: LetterFilter) -> AsyncGenerator[Store
                 yield stored
 
 
-async def _wait(stop: asyncio.Event, seconds: float) -> None:
+async def _is_set_within(stop: asyncio.Event, seconds: float) -> bool:
     with suppress(TimeoutError):
         await asyncio.wait_for(stop.wait(), seconds)
+    return stop.is_set()
 
 
 def _registered(handler: HasHandler | Callable[..., Any]) -> RegisteredHandler:
@@ -676,11 +668,5 @@ def _settings(
         raise ConfigurationError(f"concurrency is {concurrency}; it must be at least 1")
     then = None if registered is None else registered.options.policy.then
     usual = then if isinstance(then, DeadLetter) else DeadLetter()
-    return RedriveSettings(
-        policy=policy,
-        rate=rate,
-        concurrency=concurrency,
-        review=review or usual.review,
-        overflow=usual.overflow,
-        redact=usual.redact,
-    )
+    failed = replace(usual, review=review or usual.review)
+    return RedriveSettings(policy=policy, rate=rate, concurrency=concurrency, failed=failed)

@@ -72,7 +72,7 @@ class S3Letters(LetterBox):
         return min(days, default=None)
 
     def pointer(self, letter: Letter) -> str:
-        """Has no endpoint: anybody may have written a letter, and it must not lead us to their server."""
+        """Without an endpoint: a letter may be anybody's, and its pointer must not send us to their server."""
         region = "" if self._region is None else f"?region={self._region}"
         return f"s3://{self._bucket}/{quote(self._object_key(letter))}{region}"
 
@@ -107,7 +107,8 @@ class S3Letters(LetterBox):
                 raise DeadLetterError(
                     f"{self} is being redriven by {held['owner']}", code="locked", advice=f"wait, at most {left:.0f} s"
                 )
-            tag = await self._put(key, mine, IfMatch=found_tag)
+            if found_tag is not None:  # otherwise it was deleted meanwhile, and others may see that, too
+                tag = await self._put(key, mine, IfMatch=found_tag)
         if tag is None:
             raise DeadLetterError(f"{self} is being redriven by somebody else", code="locked", advice="wait")
         self._owner, self._lock_tag = owner, tag

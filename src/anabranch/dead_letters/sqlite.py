@@ -8,14 +8,13 @@ import sqlite3
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from anabranch._daemon_threads import DaemonThreads
 from anabranch.dead_letters.destinations import HOLD_SECONDS, LetterBox, StoredLetter
 from anabranch.errors import CodecError, DeadLetterError, LeaseStoreInvalidError, UsageError
-from anabranch.letters import Letter, decode_letter, encode_letter, stream_order
+from anabranch.letters import Letter, decode_letter, encode_letter, stream_order, valid_text
 from anabranch.stores.sqlite import (
     LOCKED,
     check_place,
@@ -72,19 +71,20 @@ class SqliteLetters(LetterBox):
             warning = check_place(self.path, file_system(self.path.parent))
         except LeaseStoreInvalidError as error:
             raise DeadLetterError(str(error), code="unusable") from None
-        await self._run(lambda connection: connection.execute("SELECT count(*) FROM hold").fetchone(), create=True)
+        await self._execute("SELECT count(*) FROM hold", create=True)
         return [] if warning is None else [warning]
 
     async def write(self, letter: Letter) -> None:
-        row = (
-            letter.idempotency_key, stream_order(letter), letter.app, letter.stream, _text(letter.partition_key),
-            letter.fingerprint, letter.error_type, letter.written_seconds, letter.redrive_count,
-            encode_letter(letter).decode(),
+        # SQLite refuses half of a surrogate pair. The body has the original key.
+        key = letter.partition_key and valid_text(letter.partition_key)
+        await self._execute(
+            _WRITE, letter.idempotency_key, stream_order(letter), letter.app, letter.stream, key, letter.fingerprint,
+            letter.error_type, letter.written_seconds, letter.redrive_count, encode_letter(letter).decode(),
+            create=True,
         )  # fmt: skip
-        await self._run(lambda connection: connection.execute(_WRITE, row), create=True)
 
     async def count(self) -> int:
-        (number,) = await self._run(lambda connection: connection.execute("SELECT count(*) FROM letters").fetchone())
+        ((number,),) = await self._execute("SELECT count(*) FROM letters")
         return int(number)
 
     async def hold(self, owner: str) -> None:
@@ -106,7 +106,7 @@ class SqliteLetters(LetterBox):
     async def let_go(self) -> None:
         owner, self._owner = self._owner, None
         if owner is not None:
-            await self._run(lambda connection: connection.execute("DELETE FROM hold WHERE owner = ?", (owner,)))
+            await self._execute("DELETE FROM hold WHERE owner = ?", owner)
 
     async def read(self) -> AsyncGenerator[StoredLetter, None]:
         self.unreadable.clear()
@@ -115,7 +115,7 @@ class SqliteLetters(LetterBox):
             SELECT stream_order, idempotency_key, body FROM letters WHERE (stream_order, idempotency_key) > (?, ?)
             ORDER BY stream_order, idempotency_key LIMIT ?
         """
-        while rows := await self._run(partial(_fetch_all, query, (*after, PAGE))):
+        while rows := await self._execute(query, *after, PAGE):
             for order, key, body in rows:
                 after = (order, key)
                 try:
@@ -128,19 +128,21 @@ class SqliteLetters(LetterBox):
         return StoredLetter(letter, stored.handle)
 
     async def replace(self, stored: StoredLetter, letter: Letter) -> None:
-        row = (letter.redrive_count, encode_letter(letter).decode(), stored.handle)
         query = "UPDATE letters SET redrive_count = ?, body = ? WHERE idempotency_key = ?"
-        await self._run(lambda connection: connection.execute(query, row))
+        await self._execute(query, letter.redrive_count, encode_letter(letter).decode(), stored.handle)
 
     async def delete(self, stored: StoredLetter) -> None:
-        query = "DELETE FROM letters WHERE idempotency_key = ?"
-        await self._run(lambda connection: connection.execute(query, (stored.handle,)))
+        await self._execute("DELETE FROM letters WHERE idempotency_key = ?", stored.handle)
 
     async def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
             await asyncio.wrap_future(self._thread.submit(self._disconnect))
             self._thread.shutdown(wait=False)
+
+    async def _execute(self, query: str, *given: object, create: bool = False) -> list[Any]:
+        """One statement in a transaction of its own; returns its rows."""
+        return await self._run(lambda connection: connection.execute(query, given).fetchall(), create=create)
 
     async def _run(self, work: Callable[[sqlite3.Connection], T], *, create: bool = False) -> T:
         if self._is_closed:
@@ -211,12 +213,3 @@ class SqliteLetters(LetterBox):
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-
-
-def _fetch_all(query: str, given: tuple[object, ...], connection: sqlite3.Connection) -> list[tuple[str, str, str]]:
-    return connection.execute(query, given).fetchall()
-
-
-def _text(text: str | None) -> str | None:
-    """Escapes lone surrogates, which SQLite does not accept. The body has the original key."""
-    return None if text is None else text.encode(errors="backslashreplace").decode()

@@ -80,18 +80,16 @@ class SqsLetters:
                 "MessageGroupId": group,
                 "MessageDeduplicationId": f"{letter.idempotency_key}-{letter.redrive_count}",
             }
-        queue = await self._opened()
         try:
-            await self._call("SendMessage", QueueUrl=queue.url, MessageBody=encode_letter(letter).decode(), **fifo)
+            await self._call_queue("SendMessage", MessageBody=encode_letter(letter).decode(), **fifo)
         except AnabranchError:
             self._queue = None  # it may have been created again, or with other limits
             raise
 
     async def count(self) -> int:
-        queue = await self._opened()
-        wanted = ["ApproximateNumberOfMessages"]
-        answer = await self._call("GetQueueAttributes", QueueUrl=queue.url, AttributeNames=wanted)
-        return int(answer["Attributes"]["ApproximateNumberOfMessages"])
+        wanted = "ApproximateNumberOfMessages"
+        answer = await self._call_queue("GetQueueAttributes", AttributeNames=[wanted])
+        return int(answer["Attributes"][wanted])
 
     async def hold(self, owner: str) -> None:  # noqa: ARG002 -- the receiver of a message holds it
         self._renewed_at = monotonic()
@@ -146,10 +144,8 @@ class SqsLetters:
         return [StoredLetter(*one) for one in sorted(found.values(), key=lambda one: stream_order(one[0]))]
 
     async def _receive(self) -> list[dict[str, Any]]:
-        queue = await self._opened()
-        answer = await self._call(
+        answer = await self._call_queue(
             "ReceiveMessage",
-            QueueUrl=queue.url,
             MaxNumberOfMessages=10,
             VisibilityTimeout=round(HOLD_SECONDS),
             WaitTimeSeconds=WAIT_SECONDS,
@@ -188,23 +184,19 @@ class SqsLetters:
         self._account.close()
 
     async def _delete(self, message_ids: Iterable[str]) -> None:
-        queue = await self._opened()
         for message_id in message_ids:
             if (receipt := self._receipts.get(message_id)) is not None:
-                await self._call("DeleteMessage", QueueUrl=queue.url, ReceiptHandle=receipt)
+                await self._call_queue("DeleteMessage", ReceiptHandle=receipt)
                 del self._receipts[message_id]
 
     async def _change_visibility(self, seconds: int) -> None:
         """Of all messages that we hold. Ignores the entries that fail: those messages are gone."""
-        if not (receipts := list(self._receipts.values())):
-            return
-        queue = await self._opened()
         entries = [
             {"Id": str(number % 10), "ReceiptHandle": receipt, "VisibilityTimeout": seconds}
-            for number, receipt in enumerate(receipts)
+            for number, receipt in enumerate(self._receipts.values())
         ]
         calls = [
-            self._call("ChangeMessageVisibilityBatch", QueueUrl=queue.url, Entries=entries[start : start + 10])
+            self._call_queue("ChangeMessageVisibilityBatch", Entries=entries[start : start + 10])
             for start in range(0, len(entries), 10)
         ]
         await asyncio.gather(*calls)  # a few at once: the client has as many threads
@@ -221,6 +213,9 @@ class SqsLetters:
                 int(attributes.get("MessageRetentionPeriod", 345_600)) / 3600,
             )
         return self._queue
+
+    async def _call_queue(self, operation: str, **parameters: Any) -> dict[str, Any]:
+        return await self._call(operation, QueueUrl=(await self._opened()).url, **parameters)
 
     async def _call(self, operation: str, **parameters: Any) -> dict[str, Any]:
         try:

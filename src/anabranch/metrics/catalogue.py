@@ -6,7 +6,7 @@ process: exporters keep the two apart, so that no sum counts a record twice.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -20,7 +20,6 @@ Level: TypeAlias = Literal["none", "summary", "detailed"]
 Kind: TypeAlias = Literal["counter", "gauge", "times", "summary"]
 Unit: TypeAlias = Literal["Count", "Bytes", "Milliseconds", "Seconds", "None"]
 
-LEVELS: Final = ("none", "summary", "detailed")
 OWN_NAMES_MAX: Final = 100
 """How many metrics a program may define. More are a sign of a mistake, such as an id in the name."""
 VALUE_MAX: Final = 2.0**360
@@ -338,35 +337,27 @@ _WORST_IS_SMALLEST: Final = frozenset({RETENTION_LEFT.name, LIMITER_RATE.name})
 
 
 def merged(measured: Iterable[Measurement]) -> list[Measurement]:
-    """Combines the measurements of several consumers or producers that have the same name and labels."""
+    """Combines measurements with the same name and labels: of several consumers or producers, or of several runs."""
     found: dict[tuple[str, tuple[tuple[str, str], ...]], Measurement] = {}
     for one in measured:
-        other = found.get(one.key)
-        found[one.key] = one if other is None else replace(one, value=_merged_value(one.metric, one.value, other.value))
+        if (other := found.get(one.key)) is None:
+            found[one.key] = one
+        else:
+            value = added(one.value, other.value) if one.grows else _combined(one.metric, [one.value, other.value])
+            found[one.key] = replace(one, value=value)
     return list(found.values())
 
 
-def _merged_value(metric: Metric, one: Value, other: Value) -> Value:
-    if metric.kind != "gauge":
-        return added(one, other)
-    assert isinstance(one, int | float)
-    assert isinstance(other, int | float)
-    return _combined(metric, [one, other])
-
-
-def _combined(gauge: Metric, values: Sequence[float]) -> float:
+def _combined(gauge: Metric, values: Sequence[Any]) -> float:
     """The sum of counts and sizes, and the worst value of everything else."""
-    if gauge.unit in _SUMMED_UNITS:
-        return sum(values)
-    return min(values) if gauge.name in _WORST_IS_SMALLEST else max(values)
+    combine = sum if gauge.unit in _SUMMED_UNITS else min if gauge.name in _WORST_IS_SMALLEST else max
+    combined: float = combine(values)
+    return combined
 
 
-def added(one: Value, other: Value, sign: int = 1) -> Value:
-    """The sum of two values of a metric that grows; with sign -1, their difference."""
-    if isinstance(one, TimeBuckets) and isinstance(other, TimeBuckets):
+def added(one: Value, other: Any, sign: int = 1) -> Value:
+    """The sum of two values of one metric that grows; with sign -1, their difference."""
+    if isinstance(one, TimeBuckets | Summary):
         return one.plus(other, sign)
-    if isinstance(one, Summary) and isinstance(other, Summary):
-        return one.plus(other, sign)
-    assert isinstance(one, int | float)
-    assert isinstance(other, int | float)
-    return one + sign * other
+    total: float = one + sign * other
+    return total

@@ -3,7 +3,7 @@
 Only the API is used. `RecordsProcessed` becomes `anabranch.records_processed`, and `anabranch.shard.records_processed`
 for each shard (`level="detailed"`). The API does not accept a finished histogram: times and summaries become
 `.count` and `.sum`, and times also `.bucket`, by their upper bound (`le`). The program's own metrics are
-`anabranch.custom.count` and `.sum`, by the attribute `metric`: no instrument can be created while a reader asks.
+`anabranch.custom.count` and `.sum`, by the attribute `metric`: no instrument can be created during a collection.
 Consumers and producers with the same meter provider share the instruments.
 """
 
@@ -23,7 +23,7 @@ from anabranch.metrics.sources import Source, check_level, read_all
 
 _UNITS: Final = {"Count": "1", "None": "1", "Bytes": "By", "Milliseconds": "ms", "Seconds": "s"}
 _READING_SECONDS: Final = 0.05
-"""A reader asks one instrument after another: they share a reading that is at most this old."""
+"""One collection asks each instrument in turn: they share a reading that is at most this old."""
 
 _OWN: Final = Metric("", "summary", "None", "Metrics of the program, by the attribute `metric`.", is_own=True)
 

@@ -2,7 +2,7 @@
 
 `RecordsProcessed` becomes `anabranch_records_processed_total`, and `anabranch_shard_records_processed_total` for each
 shard (`level="detailed"`). Times are in seconds, as Prometheus wants them. All consumers and producers that use one
-registry share one collector, because a registry refuses a name that comes twice.
+registry share one collector, because a registry rejects duplicate names.
 """
 
 import re

@@ -7,17 +7,13 @@ moment; if the loop is busy for longer, it gets the previous reading.
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar, runtime_checkable
-
-from msgspec.structs import replace
+from typing import Protocol, runtime_checkable
 
 from anabranch._event_loops import read_on, running_loop
 from anabranch.config import Aws
 from anabranch.errors import ConfigurationError
 from anabranch.events import Event, ExporterFailed, ExporterRecovered
-from anabranch.metrics.catalogue import LEVELS, Level, Measurement, added, merged
-
-E = TypeVar("E")
+from anabranch.metrics.catalogue import Level, Measurement, merged
 
 
 class Source:
@@ -40,15 +36,14 @@ class Source:
         self._emit = emit
         self._loop: asyncio.AbstractEventLoop | None = None
         self._last: dict[Level, list[Measurement]] = {}
-        self._ended: dict[Any, Measurement] = {}
+        self._ended: list[Measurement] = []
         """What earlier runs counted: counters never go back."""
         self._failures: dict[int, int] = {}
         """Failures in a row, by the identity of the exporter: a consumer can have two of one class."""
 
     def begin_run(self) -> None:
         """Its owner counts from zero again."""
-        counted = [one for one in self._measure("summary") if one.grows and not one.metric.is_own]
-        self._ended = {one.key: one for one in counted}
+        self._ended = [one for one in self._measure("summary") if one.grows and not one.metric.is_own]
 
     def begin(self) -> None:
         """Its owner runs on the running event loop."""
@@ -72,13 +67,7 @@ class Source:
         return self._last.get(level, [])
 
     def _measure(self, level: Level) -> list[Measurement]:
-        if not self._ended:
-            return list(self._read(level))
-        before, now = dict(self._ended), []
-        for one in self._read(level):
-            earlier = before.pop(one.key, None)
-            now.append(one if earlier is None else replace(one, value=added(one.value, earlier.value)))
-        return now + list(before.values())
+        return merged([*self._read(level), *self._ended])
 
     # failures: reported as events; they never stop the consumer or producer
 
@@ -132,7 +121,7 @@ def read_all(sources: Mapping[Source, Level], reader: object, name: str) -> list
 
 
 def check_level(level: object) -> Level:
-    if level not in LEVELS:
+    if level not in ("none", "summary", "detailed"):
         raise ConfigurationError(f"level is {level!r}; it must be 'none', 'summary' or 'detailed'")
     return level
 
@@ -141,7 +130,14 @@ class Exporters:
     """The exporters of one consumer or producer. A failing one is reported, and changes nothing else."""
 
     def __init__(self, given: object, source: Source) -> None:
-        self._exporters = check_exporters(given)
+        if not isinstance(given, list | tuple):
+            raise ConfigurationError(f"metrics is {given!r}; it must be a list of exporters, such as [Prometheus()]")
+        for exporter in given:
+            if isinstance(exporter, type) or not isinstance(exporter, Exporter):
+                raise ConfigurationError(
+                    f"metrics has {exporter!r}; it must be an exporter from anabranch.metrics, such as Prometheus()"
+                )
+        self.exporters: Sequence[Exporter] = [exporter for exporter in given if exporter.level != "none"]
         self.source = source
         self._is_started = False
 
@@ -150,14 +146,11 @@ class Exporters:
             return
         self._is_started = True
         self.source.begin()
-        for exporter in self._exporters:
+        for exporter in self.exporters:
             try:
                 exporter.start(self.source)
             except Exception as error:  # noqa: BLE001 -- an exporter must not keep records from being handled
                 self.source.failed(exporter, error)
-
-    def of_type(self, kind: type[E]) -> list[E]:
-        return [exporter for exporter in self._exporters if isinstance(exporter, kind)]
 
     async def stop(self) -> None:
         if not self._is_started:
@@ -165,20 +158,9 @@ class Exporters:
         self._is_started = False
         self.source.end()
         outcomes = await asyncio.gather(
-            *(exporter.stop(self.source) for exporter in self._exporters), return_exceptions=True
+            *(exporter.stop(self.source) for exporter in self.exporters), return_exceptions=True
         )
-        for exporter, outcome in zip(self._exporters, outcomes, strict=True):
+        for exporter, outcome in zip(self.exporters, outcomes, strict=True):
             if isinstance(outcome, Exception):
                 self.source.failed(exporter, outcome)
         self.source.forget_shards()
-
-
-def check_exporters(given: object) -> Sequence[Exporter]:
-    if not isinstance(given, list | tuple):
-        raise ConfigurationError(f"metrics is {given!r}; it must be a list of exporters, such as [Prometheus()]")
-    for exporter in given:
-        if isinstance(exporter, type) or not isinstance(exporter, Exporter):
-            raise ConfigurationError(
-                f"metrics has {exporter!r}; it must be an exporter from anabranch.metrics, such as Prometheus()"
-            )
-    return tuple(exporter for exporter in given if exporter.level != "none")

@@ -24,12 +24,12 @@ from msgspec.structs import replace
 
 from anabranch._core.handling.batches import BatchLane, BatchLimits
 from anabranch._core.handling.failures import OutageGuard
-from anabranch._core.handling.lanes import LaneLimits, RecordLane
+from anabranch._core.handling.lanes import RecordLane, RecordsOneByOne
 from anabranch._core.leases.lease_table import Holding
 from anabranch._core.reading.service_time import HORIZON_MARGIN_SECONDS, ServiceClock, TrimHorizon, may_have_lost
 from anabranch._core.reading.window import RECORD_OVERHEAD_BYTES, Unpacker, Window
 from anabranch._core.tracker import Entry
-from anabranch._model.leases import Finish, LeaseKey, LeaseRow, OpenKey, OrderMode, Stopped
+from anabranch._model.leases import Finish, LeaseKey, LeaseRow, OpenKey, Stopped
 from anabranch._model.streams import Position, StartingPosition, StreamName, after_sequence_number, at_sequence_number
 from anabranch._wire.messages import ChildShard, KinesisRecord
 from anabranch.budget import Budget
@@ -75,13 +75,6 @@ every five seconds.
 """
 COMMITTED_ONE_BY_ONE: Final = 100
 """How many records of an isolated shard are committed one by one; after that it runs at full speed (rule D5)."""
-
-
-class RecordsOneByOne(msgspec.Struct, frozen=True):
-    """Deliver single records, in this order."""
-
-    order: OrderMode
-    limits: LaneLimits
 
 
 DeliveryMode: TypeAlias = RecordsOneByOne | BatchLimits
@@ -173,7 +166,7 @@ class Session:
         self.lane: RecordLane | BatchLane = (
             BatchLane(row.checkpoint, self.window, mode)
             if isinstance(mode, BatchLimits)
-            else RecordLane(row.checkpoint, mode.order, self.window, mode.limits, budget)
+            else RecordLane(row.checkpoint, self.window, mode, budget)
         )
         self.state: State = "reading"
         self.end: EndOfShard | None = None
@@ -334,7 +327,7 @@ class Session:
         return replace(
             counters,
             handled_count=lane.finished_count,
-            handled_bytes=lane.finished_bytes,
+            handled_bytes=lane.tracker.finished_bytes,
             calls=counters.calls.copy(),
         )
 

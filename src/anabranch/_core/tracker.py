@@ -89,6 +89,7 @@ class Tracker:
         self.finished_count = 0
         """Records finished in this holding, without those that the previous owner finished."""
         self.finished_bytes = 0
+        """Payloads and partition keys of those records; in batches, of whole slices."""
 
     def enter(self, record: Record[bytes], page: Page) -> Entry:
         """Enters the next record of the stream. The entry is already finished if the previous owner finished it."""

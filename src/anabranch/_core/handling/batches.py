@@ -65,8 +65,6 @@ class BatchLane:
         """Every batch has one record, whatever the limits."""
         self.attempts = 0
         """Failed attempts at the current piece. Those of earlier owners count if it is a single record."""
-        self.finished_bytes = 0
-        """Payloads and partition keys, counted when all records of a slice are finished."""
         self.prior: OpenKey | None = None
         """What an earlier owner, or an operator, has decided about the current piece: it is not handled."""
 
@@ -157,7 +155,7 @@ class BatchLane:
         while slices and slices[0][0] <= through:
             finished = slices.popleft()[1]
             self._window.finish_some(finished)
-            self.finished_bytes += finished.cost - RECORD_OVERHEAD_BYTES * len(finished.records)
+            self.tracker.finished_bytes += finished.cost - RECORD_OVERHEAD_BYTES * len(finished.records)
         if count == self._size:
             self._size = 0
         if through == len(out):
@@ -236,10 +234,6 @@ class BatchLane:
         if self._out is not None:
             return self._retry_at_ms
         return self._filling_since_ms + self._limits.max_wait_ms if self._filling else None
-
-    @property
-    def running_count(self) -> int:
-        return 1 if self._size and self._retry_at_ms is None else 0
 
     @property
     def only_failing(self) -> tuple[Record[bytes], int] | None:

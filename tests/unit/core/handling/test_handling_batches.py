@@ -162,17 +162,14 @@ def test_an_empty_shard_has_no_batch():
     assert lane.next(0, ended=True) is None
     assert lane.next(0, ended=False, no_room=True) is None
     assert lane.first_unfinished is None
-    assert lane.running_count == 0
 
 
 def test_the_next_batch_follows_when_this_one_is_finished():
     lane, _ = make_lane(*some(4), max_records=2)
     lane.next(0, ended=False)
-    assert lane.running_count == 1
     assert lane.next_deadline_ms is None
     assert lane.next(10_000, ended=True) is None
     lane.finish_through(2)
-    assert lane.running_count == 0
     assert numbers(lane.next(0, ended=False)) == [3, 4]
 
 

@@ -16,7 +16,6 @@ Pages go in, `Work` comes out, and `plan_commit` says what is safe to write. Onl
 fields. It knows nothing of tasks, handlers, stores or where pages come from. Only the lease row survives it.
 """
 
-from collections.abc import Sequence
 from typing import Final, Literal, TypeAlias, TypedDict
 
 import msgspec
@@ -138,10 +137,13 @@ class PendingLetter(msgspec.Struct, frozen=True, eq=False):
     attempted_seconds: tuple[float, ...] = ()
     """When it failed, as far as this owner knows."""
     work: Work | None = None
-    record: Record[bytes] | None = None
-    """None if it was trimmed from the stream."""
+    """The record alone; None if it was trimmed from the stream."""
     recovered: bool = False
     """An earlier owner decided it, and may have written the letter."""
+
+    @property
+    def record(self) -> Record[bytes] | None:
+        return None if self.work is None else self.work.records[0]
 
 
 class Session:
@@ -198,9 +200,8 @@ class Session:
         self.counters = Counters()
         """Since the lease was taken, without what the lane counts; `counted` has both."""
         self.outage = OutageGuard()
-        self._call_seconds: dict[Position, list[float]] = {}
-        """When the calls started that failed with each record alone."""
-        self._last_failures: dict[Position, Failure] = {}
+        self._failures: dict[Position, tuple[tuple[float, ...], Failure]] = {}
+        """For dead letters: when the calls started that failed with each record alone, and how the last one failed."""
         self.letters_due: list[PendingLetter] = []
         """What the engine has to write, until it takes them."""
         self.skipped: list[Record[bytes]] = []
@@ -653,22 +654,17 @@ class Session:
             calls.total_ms += elapsed_ms
         if isinstance(self.lane, BatchLane):
             self.lane.finish_through(len(work.records) if count is None else count)
-        elif work.entry is not None and count != 0:
+        elif work.entry is not None:
             self.lane.finish(work.entry)
-        if self._call_seconds:
-            self._forget_failures(work.records if count is None else work.records[:count])
+        if self._failures:
+            for record in work.records[:count]:
+                self._failures.pop(record.position, None)
         self._settle()
 
-    def _forget_failures(self, records: Sequence[Record[bytes]]) -> None:
-        for record in records:
-            self._call_seconds.pop(record.position, None)
-            self._last_failures.pop(record.position, None)
-
-    def note_failure(self, record: Record[bytes], started_seconds: float, failure: Failure | None) -> None:
-        """A call with this record alone failed. `failure`: for its dead letter, if one is written."""
-        self._call_seconds.setdefault(record.position, []).append(started_seconds)
-        if failure is not None:
-            self._last_failures[record.position] = failure
+    def note_failure(self, record: Record[bytes], started_seconds: float, failure: Failure) -> None:
+        """A call with this record alone failed. It may get a dead letter."""
+        earlier, _ = self._failures.get(record.position, ((), failure))
+        self._failures[record.position] = (*earlier, started_seconds), failure
 
     def retry_at(self, work: Work, at_ms: int, *, halve: bool = False) -> None:
         """The attempt failed. The work is due again at that time; its key or shard waits until then. With `halve`, a
@@ -703,50 +699,30 @@ class Session:
         """Goes on without this record of the work. Those before it are finished."""
         if not self.is_live:
             return
-        record = self._single_out(work, index)
-        self.skipped.append(record)
+        single = self._single_out(work, index)
+        self.skipped += single.records
         self.counters.skipped_count += 1
-        self._finish_single(work, record)
+        self.finish(single)
 
     def dead_letter(self, work: Work, failure: Failure, attempts: int, index: int = 0) -> None:
         """This record of the work goes to the dead letters. Those before it are finished."""
-        if not self.is_live:
-            return
-        record = self._single_out(work, index)
-        self._add_letter(work, record, failure, attempts)
+        if self.is_live:
+            self._add_letter(self._single_out(work, index), failure, attempts)
 
-    def _add_letter(
-        self, work: Work, record: Record[bytes], failure: Failure, attempts: int, *, recovered: bool = False
-    ) -> None:
+    def _add_letter(self, work: Work, failure: Failure, attempts: int, *, recovered: bool = False) -> None:
         if isinstance(self.lane, BatchLane):
             self.lane.dead_letter(attempts, failure)
         elif work.entry is not None:
             work.entry.attempts, work.entry.failure = attempts, failure
-        self.letters_due.append(
-            PendingLetter(
-                record.position,
-                failure,
-                attempts,
-                tuple(self._call_seconds.get(record.position, ())),
-                work,
-                record,
-                recovered,
-            )
-        )
+        position = work.records[0].position
+        attempted_seconds, _ = self._failures.get(position, ((), failure))
+        self.letters_due.append(PendingLetter(position, failure, attempts, attempted_seconds, work, recovered))
 
-    def _single_out(self, work: Work, index: int) -> Record[bytes]:
-        record = work.records[index]
+    def _single_out(self, work: Work, index: int) -> Work:
+        """This record of the work alone."""
         if isinstance(self.lane, BatchLane):
             self.lane.single_out(index)
-        return record
-
-    def _finish_single(self, work: Work, record: Record[bytes]) -> None:
-        if isinstance(self.lane, BatchLane):
-            self.lane.finish_through(1)
-        elif work.entry is not None:
-            self.lane.finish(work.entry)
-        self._forget_failures((record,))
-        self._settle()
+        return Work(self, [work.records[index]], entry=work.entry)
 
     def _continue_prior(self, work: Work, prior: OpenKey) -> None:
         """An earlier owner, or an operator, has decided about this record."""
@@ -754,7 +730,7 @@ class Session:
             self.skip(work)
         else:
             failure = Failure(error_type=prior.error_type, fingerprint=prior.fingerprint)
-            self._add_letter(work, work.records[0], failure, prior.attempts, recovered=True)
+            self._add_letter(work, failure, prior.attempts, recovered=True)
 
     def _find_trimmed_letters(self, before: int | None) -> None:
         """The stream has no unread record before this sequence number; None: none at all."""
@@ -774,18 +750,19 @@ class Session:
         """The letter is durable, or an operator wants the record skipped: continues after it."""
         if not self.is_live:
             return
-        if letter.work is None or letter.record is None:
+        if letter.work is None:
             self.lane.tracker.finish_trimmed(letter.position)
             return
         if skipped:
-            self.skipped.append(letter.record)
+            self.skipped += letter.work.records
         self.counters.skipped_count += skipped
         self.counters.dead_letter_count += not skipped
-        self._finish_single(letter.work, letter.record)
+        self.finish(letter.work)
 
     def take_waiting(self, position: Position) -> tuple[Work, Failure | None] | None:
         """The record with this position, if it waits for a retry, and its last failure. It counts as running again."""
-        lane, failure = self.lane, self._last_failures.get(position)
+        lane = self.lane
+        _, failure = self._failures.get(position, ((), None))
         if isinstance(lane, BatchLane):
             record = lane.first_unfinished
             if record is None or not lane.take_waiting(position):

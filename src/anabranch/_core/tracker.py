@@ -101,22 +101,17 @@ class Tracker:
         if self._failed:
             self._apply_mark(entry)
         if self._prior_frontier is not None:
-            self._mark_if_done(entry, self._prior_frontier)
+            entry.finished = self.already_done(record)
+            self._pass_frontier(record)
         if entry.finished:
             self._frontier = mark
         else:
             self._unfinished[ordinal] = entry
         return entry
 
-    def _mark_if_done(self, entry: Entry, prior_frontier: Position) -> None:
-        position = entry.record.position
-        if position >= prior_frontier:
+    def _pass_frontier(self, record: Record[bytes]) -> None:
+        if self._prior_frontier is not None and record.position >= self._prior_frontier:
             self._prior_frontier = None
-        if position > prior_frontier:
-            return
-        opened = self._prior_keys.get(key_digest(entry.record, self._base.order))
-        if opened is None or position < opened.first_open:
-            entry.finished = True
 
     def _apply_mark(self, entry: Entry) -> None:
         mark = self.prior_mark(entry.record)
@@ -178,10 +173,7 @@ class Tracker:
         """The next `count` records, up to and including this one, were handled in one go."""
         assert not self.has_prior_state, "records with prior state are entered one by one"
         before = self._entered
-        if before is not None:
-            count_before, bytes_before = before.ordinal, before.read_bytes
-        else:
-            count_before = bytes_before = 0
+        count_before, bytes_before = (0, 0) if before is None else (before.ordinal, before.read_bytes)
         self._entered = self._frontier = Mark(
             count_before + count, bytes_before + read_bytes, record.sequence_number, record.sub_sequence_number
         )
@@ -199,7 +191,7 @@ class Tracker:
         return self._prior_frontier is not None
 
     def already_done(self, record: Record[bytes]) -> bool:
-        """For batches: whether the previous owner finished this record."""
+        """Whether the previous owner finished this record, the next one."""
         frontier = self._prior_frontier
         if frontier is None or (position := record.position) > frontier:
             return False
@@ -210,8 +202,7 @@ class Tracker:
         """For batches: all records up to this one are finished, the last `count` of them just now."""
         assert not self._unfinished, "batches and single records are not mixed"
         self._entered = Mark(0, 0, record.sequence_number, record.sub_sequence_number)
-        if self._prior_frontier is not None and record.position >= self._prior_frontier:
-            self._prior_frontier = None
+        self._pass_frontier(record)
         if self._failed_slice is not None and record.position >= self._failed_slice.first_open:
             self._failed_slice = None
         if self._failed:

@@ -3,7 +3,7 @@
 from anabranch._core.handling.batches import BatchLimits
 from anabranch._core.handling.lanes import RecordsOneByOne
 from anabranch._core.leases.lease_table import Holding
-from anabranch._core.reading.service_time import TrimHorizon
+from anabranch._core.reading.service_time import ServiceClock, TrimHorizon
 from anabranch._core.reading.window import Unpacker
 from anabranch._core.session import ReadPage, Session
 from anabranch._model.leases import LeaseKey, LeaseRow
@@ -18,7 +18,7 @@ def make_session(number=0, *, order="shard", until_seconds=None, limits=(), **ro
     holding = Holding(LeaseRow(key=LeaseKey("1:orders:1", 0, shard_id), **row))
     mode = BatchLimits() if order == "batch" else RecordsOneByOne(order, **dict(limits))
     unpacker = Unpacker(STREAM, shard_id, None, until_seconds=until_seconds)
-    return Session(holding, StreamName(STREAM), unpacker, mode, Budget(), TrimHorizon(24, 0.0))
+    return Session(holding, StreamName(STREAM), unpacker, mode, Budget(), TrimHorizon(24, 0.0), ServiceClock())
 
 
 def add_page(session, page):

@@ -155,7 +155,7 @@ class Session:
         mode: DeliveryMode,
         budget: Budget,
         horizon: TrimHorizon,
-        service_clock: ServiceClock | None = None,
+        service_clock: ServiceClock,
     ) -> None:
         row = holding.row
         self.holding = holding
@@ -164,7 +164,7 @@ class Session:
         self.window = Window(unpacker)
         self.budget = budget
         self.horizon = horizon
-        self.service_clock = service_clock or ServiceClock()
+        self.service_clock = service_clock
         self.lane: RecordLane | BatchLane = (
             BatchLane(row.checkpoint, self.window, mode)
             if isinstance(mode, BatchLimits)
@@ -196,7 +196,6 @@ class Session:
         """Whether the row counts this owner as a take without progress (rule D5)."""
         self._stop_row: Stopped | None = None
         """The stop as it is written to the lease row."""
-        self._held_bytes = 0
         self.counters = Counters()
         """Since the lease was taken, without what the lane counts; `counted` has both."""
         self.outage = OutageGuard()
@@ -285,7 +284,7 @@ class Session:
             checkpoint_age=None if written_ms is None else max(0, wall_ms - written_ms) / 1000,
             unfinished_count=self.lane.unfinished_count,
             counters=self.counted,
-            held_bytes=self._held_bytes,
+            held_bytes=self.window.held_bytes,
             fence_token=self.row.fence_token,
             subscription=subscription,
         )
@@ -324,13 +323,9 @@ class Session:
     @property
     def counted(self) -> Counters:
         """A copy of all its counters."""
-        lane, counters = self.lane, self.counters
-        return replace(
-            counters,
-            handled_count=lane.finished_count,
-            handled_bytes=lane.tracker.finished_bytes,
-            calls=counters.calls.copy(),
-        )
+        counted, tracker = self.counters.copy(), self.lane.tracker
+        counted.handled_count, counted.handled_bytes = tracker.finished_count, tracker.finished_bytes
+        return counted
 
     def count_failed_read(self, *, throttled: bool) -> None:
         if throttled:
@@ -479,7 +474,6 @@ class Session:
         if records:
             charged = self.window.accept(records, self.read_after if self._may_repeat else None)
             self.read_after = Position(int(records[-1].sequence_number), WHOLE_RECORD)
-        self._held_bytes += charged
         self.budget.release(reserved_bytes - charged)
         made_seconds = page.server_seconds if page.made_seconds is None else page.made_seconds
         self.behind_ms, self.read_at_seconds, self.reason = page.behind_ms, made_seconds, None
@@ -559,7 +553,7 @@ class Session:
     @property
     def busy_bytes(self) -> int:
         """Bytes held, without records that wait for an unfinished record of their key: those have their own limit."""
-        return self._held_bytes - self.lane.held_back_bytes
+        return self.window.held_bytes - self.lane.held_back_bytes
 
     def pause_reading(self, below_bytes: int) -> None:
         """The shard holds too many bytes. It is read again when it holds less than this."""
@@ -588,7 +582,6 @@ class Session:
         """Releases the bytes of finished records to the budget."""
         freed = self.window.collect_freed()
         if freed:
-            self._held_bytes -= freed
             self.budget.release(freed)
 
     # work

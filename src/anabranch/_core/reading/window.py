@@ -269,9 +269,10 @@ class Window:
         self._sizes = NO_SIZES
         """Of the records in the slice, which begin there at `_first`."""
         self._index = self._first = 0
-        self._held_bytes = 0
-        """Charged and not freed yet."""
+        self.held_bytes = 0
+        """Charged, and not returned to the budget yet."""
         self._freed_bytes = 0
+        """Those of them that `collect_freed` will return."""
         self._cleared = False
 
     def accept(self, records: Sequence[KinesisRecord], after: Position | None) -> int:
@@ -280,7 +281,7 @@ class Window:
             return 0
         page = Page(records, after)
         self._pages.append(page)
-        self._held_bytes += page.charged_bytes
+        self.held_bytes += page.charged_bytes
         return page.charged_bytes
 
     def pull(self) -> tuple[Record[bytes], Page] | None:
@@ -327,7 +328,7 @@ class Window:
                 self._show(some)
                 return True
             if self._page is not None:
-                self._free(self._page.drain())
+                self._freed_bytes += self._page.drain()
                 self._page = None
                 self._show_nothing()
             if not self._pages:
@@ -352,19 +353,16 @@ class Window:
     def finish(self, record: Record[bytes], page: Page) -> None:
         freed_bytes = page.finish(len(record.data) + len(record.partition_key) + RECORD_OVERHEAD_BYTES)
         if freed_bytes and not self._cleared:
-            self._free(freed_bytes)
+            self._freed_bytes += freed_bytes
 
     def finish_some(self, pulled: RecordSlice) -> None:
         if not self._cleared:
-            self._free(pulled.page.finish(pulled.cost))
-
-    def _free(self, freed_bytes: int) -> None:
-        self._held_bytes -= freed_bytes
-        self._freed_bytes += freed_bytes
+            self._freed_bytes += pulled.page.finish(pulled.cost)
 
     def collect_freed(self) -> int:
         """The bytes freed since the last call, to return to the budget."""
         freed, self._freed_bytes = self._freed_bytes, 0
+        self.held_bytes -= freed
         return freed
 
     def clear(self) -> None:
@@ -373,7 +371,7 @@ class Window:
         This includes records that were handed out: nobody reports their end any more. Later pages are ignored.
         """
         self._cleared = True
-        self._free(self._held_bytes)
+        self._freed_bytes = self.held_bytes
         self._pages.clear()
         self._page = None
         self._show_nothing()

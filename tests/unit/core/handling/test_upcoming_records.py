@@ -40,7 +40,7 @@ def test_what_was_passed_over_is_finished_and_its_bytes_are_free(order):
     lane.finish_prefix(1)
     assert upcoming(lane) == []
     assert lane._window.collect_freed() > 0
-    assert lane._window._held_bytes == 0
+    assert lane._window.held_bytes == 0
 
 
 @ORDERS

@@ -69,9 +69,7 @@ BUDGET_FULL_MS: Final = 1_000
 SEEN_THROUGH_EVERY_SECONDS: Final = 3600
 """`seen_through_seconds` is written with each commit that advances, and otherwise once an hour."""
 READ_IS_OLD_SECONDS: Final = 10.0
-"""A shard that has not been read for so long may be behind by that time as well (rule O4). Subscriptions have an event
-every five seconds.
-"""
+"""A shard that was not read for so long may be behind by that time, too (rule O4). Events come every 5 s."""
 COMMITTED_ONE_BY_ONE: Final = 100
 """How many records of an isolated shard are committed one by one; after that it runs at full speed (rule D5)."""
 
@@ -99,9 +97,7 @@ class ReadPage(msgspec.Struct, frozen=True):
     """The shard has no records after these."""
     children: tuple[ChildShard, ...] = ()
     made_seconds: float | None = None
-    """The service made the page at this time or later; None: at `server_seconds`. An event of a subscription does not
-    say when it was made, and may have waited for long.
-    """
+    """The service made the page at this time or later (None: at that time). A subscription's event has no date."""
 
     @property
     def is_last(self) -> bool:
@@ -176,8 +172,7 @@ class Session:
         self.read_after: Position | None = row.checkpoint.watermark
         """Everything up to here was received. The checkpoint instead follows what is finished."""
         self.read_through_seconds = row.checkpoint.seen_through_seconds
-        """All records that arrived before this time were received, by the service's clock (rule T4). None if unknown.
-        """
+        """All records that arrived before this time, by the service's clock, were received (rule T4)."""
         self.behind_ms: int | None = None
         self.read_at_seconds = 0.0
         """When the last page was made, by the service's clock."""
@@ -461,9 +456,7 @@ class Session:
         return int(page.records[0].sequence_number) > position.sequence_number
 
     def add_page(self, page: ReadPage, reserved_bytes: int) -> int:
-        """Accepts all records of one read in one step, and returns their size. Releases the unused part of the
-        reservation.
-        """
+        """Accepts all records of one read in one step, returns their size, and releases the rest of the reservation."""
         if not self.is_live:
             self.budget.release(reserved_bytes)
             return 0
@@ -528,9 +521,7 @@ class Session:
         self.read_through_seconds = seconds
 
     def starting_position(self) -> StartingPosition:
-        """Where a new read starts (rule T3): after the last received record, at the checkpoint, or at the start
-        position.
-        """
+        """Where a new read starts (rule T3)."""
         position = self.read_after
         if position is None:
             return self.row.start
@@ -635,9 +626,7 @@ class Session:
         return Work(self, [entry.record], entry.attempts, entry, now_ms)
 
     def finish(self, work: Work, count: int | None = None, *, ended_at_ms: int | None = None) -> None:
-        """The first `count` records are finished; all by default. No effect if the shard is stopped or lost.
-        `ended_at_ms`: when the one call for them ended.
-        """
+        """The first `count` records are finished; all by default. `ended_at_ms`: when the one call for them ended."""
         if not self.is_live:
             return
         if ended_at_ms is not None:
@@ -660,9 +649,7 @@ class Session:
         self._failures[record.position] = (*earlier, started_seconds), failure
 
     def retry_at(self, work: Work, at_ms: int, *, halve: bool = False) -> None:
-        """The attempt failed. The work is due again at that time; its key or shard waits until then. With `halve`, a
-        batch is not tried whole again.
-        """
+        """The attempt failed; its key or shard waits until that time. `halve`: a batch is not tried whole again."""
         if not self.is_live:
             return
         work.attempts += 1
@@ -766,9 +753,7 @@ class Session:
 
     @property
     def only_failing(self) -> tuple[Record[bytes], int] | None:
-        """The first record that waits for a retry and its failed attempts, if nothing else keeps the children of this
-        ended shard waiting (rule M4).
-        """
+        """The first record that waits for a retry, and its attempts, if the children wait for no other (rule M4)."""
         return None if self.end is None else self.lane.only_failing
 
     def next_record(self, now_ms: int) -> Record[bytes] | None:

@@ -38,9 +38,7 @@ class BatchLane:
         self._limits = limits
         self._filling: list[Record[bytes]] = []
         self._slices: deque[tuple[int, RecordSlice]] = deque()
-        """The slices of the batch, each with the number of records up to its end. The bytes of a slice are freed
-        together.
-        """
+        """The slices of the batch, which are freed one by one; each with the number of records up to its end."""
         self._done_after_batch: Record[bytes] | None = None
         """The last record after this batch that the previous owner had finished."""
         self._filling_bytes = 0
@@ -53,9 +51,7 @@ class BatchLane:
         self._size = 0
         """How many records the current piece has; 0 if the next one is not handed out yet."""
         self._halves: list[int] = []
-        """The sizes of the pieces after the current one, in reverse order. Records that they do not cover are the last
-        piece.
-        """
+        """The sizes of the pieces after the current one, in reverse order. All further records are the last piece."""
         self._was_retried = False
         """Whether the batch was retried whole since one of its records was last finished."""
         self._retry_at_ms: int | None = None
@@ -69,9 +65,7 @@ class BatchLane:
         """What an earlier owner, or an operator, has decided about the current piece: it is not handled."""
 
     def next(self, now_ms: int, *, ended: bool, no_room: bool = False) -> list[Record[bytes]] | None:
-        """The next batch or piece of one, if one is due. `ended`: the shard was read to its end. `no_room`: no more
-        reads until records finish, so deliver partial batches now.
-        """
+        """The next batch or piece of one, if one is due. `ended`, `no_room`: no more records come, so do not wait."""
         if self._stopped:
             return None
         if self._out is None and not self._begin_batch(now_ms, flush=ended or no_room):
@@ -185,9 +179,7 @@ class BatchLane:
             self._count_attempts(out)
 
     def single_out(self, index: int) -> None:
-        """Finishes the records of the current piece before this one, and makes it a piece of its own. It counts as
-        running until it is finished.
-        """
+        """Finishes the records of the current piece before this one, which becomes a piece of its own, and runs."""
         if index:
             self.finish_through(index)
         left = self._start + self._size - self._finished_here

@@ -60,9 +60,7 @@ class RecordLane:
         self._ready: deque[Entry] = deque()
         self._later: list[tuple[int, int, Entry]] = []
         self._queues: dict[str, deque[Entry]] = {}
-        """With order "key": the unfinished entries of each key. The first one is running, ready or waiting for a
-        retry.
-        """
+        """With order "key": the unfinished entries of each key. All but the first one are held back."""
         self._running: dict[int, Entry] = {}
         self.held_back_bytes = 0
         """Bytes of records that wait for unfinished records of their keys."""
@@ -284,9 +282,7 @@ class RecordLane:
 
     @property
     def only_failing(self) -> tuple[Record[bytes], int] | None:
-        """The first record that waits for a retry and its failed attempts, if only such records, and those behind them,
-        are unfinished.
-        """
+        """The first record that waits for a retry, and its failed attempts, if all others wait for such records."""
         if self._running or self._ready or not self._later or not self._window.is_empty:
             return None
         first = min((entry for _, _, entry in self._later), key=lambda entry: entry.ordinal)

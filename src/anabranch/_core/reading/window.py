@@ -113,9 +113,7 @@ class Unpacker:
         ]
 
     def _open(self, records: Sequence[KinesisRecord], first: int | None = None) -> Iterator[Unpacked]:
-        """Records and aggregates. `first` is for the record that the read resumed at: only its sub-records from that
-        index on are new.
-        """
+        """Records and aggregates. `first`: the first new sub-record of the record at which the read resumed."""
         made: list[Record[bytes]] = []
         for record in records:
             aggregate = open_aggregate(record.data)
@@ -366,10 +364,7 @@ class Window:
         return freed
 
     def clear(self) -> None:
-        """Drops everything and frees all bytes, because the shard is stopped or lost.
-
-        This includes records that were handed out: nobody reports their end any more. Later pages are ignored.
-        """
+        """Drops everything and frees all bytes, also of records that were handed out. Later pages are ignored."""
         self._cleared = True
         self._freed_bytes = self.held_bytes
         self._pages.clear()

@@ -130,8 +130,8 @@ class Tracker:
     # letters of trimmed records
 
     def take_trimmed(self, after: Position | None, before: int | None) -> list[OpenKey]:
-        """The stream has no record between the two any more: returns those that were on their way to the dead letters.
-        `after` was read before; `before` is a sequence number, None: the stream has no later record.
+        """Returns records between the two that have left the stream on their way to the dead letters. `before` is a
+        sequence number; None if the stream has no record after `after`.
         """
         gone = [
             mark

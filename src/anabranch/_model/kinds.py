@@ -22,9 +22,7 @@ def refuse(violations: Sequence[str]) -> None:
 
 
 def check_types(given: Mapping[str, object], kinds: Mapping[str, Any]) -> list[str]:
-    """Raises ConfigurationError if a value has the wrong type. Otherwise returns the wrong choices, which the caller
-    reports together with values out of range.
-    """
+    """Raises ConfigurationError for a wrong type. Returns wrong choices, to report them with values out of range."""
     violations: list[str] = []
     has_wrong_types = False
     for name, kind in kinds.items():

@@ -104,9 +104,7 @@ def decide(
     attempts: int,
     entropy: Entropy,
 ) -> Decision:
-    """`attempts` includes the call that just failed. A batch is always retried: the retries end with the record that
-    fails alone (rule D11).
-    """
+    """`attempts` includes the call that just failed. A batch is retried until one record fails alone (rule D11)."""
     record, gives_up = records[0], isinstance(error, policy.give_up_on) or _is_too_old(policy, records[0], situation)
     if len(records) > 1:
         pause_ms = backoff_ms(attempts, entropy, first_ms=policy.backoff * 1000, max_ms=policy.backoff_max * 1000)
@@ -158,9 +156,7 @@ def root_error(error: BaseException) -> BaseException:
 
 
 def first_failed(records: Sequence[Record[bytes]], failure: BatchFailure) -> int:
-    """The index of the first record that the handler reported as failed (rule D2); 0 if it named none of these
-    records, because then nothing is finished.
-    """
+    """The index of the first record that the handler reported (rule D2); 0 if it reported none of these records."""
     failed = {record.position for record in failure.failed}
     return next((number for number, record in enumerate(records) if record.position in failed), 0)
 
@@ -173,9 +169,7 @@ def undecodable(policy: Retry, error: UndecodableError, situation: Situation) ->
 
 
 def error_text(error: BaseException) -> str:
-    """The error as text for a lease row: bounded, and valid Unicode, since handlers can raise anything. Text that a
-    store refuses would crash the worker instead of stopping the shard.
-    """
+    """The error as text that every store accepts: bounded, and valid Unicode. Handlers can raise anything."""
     name = type(error).__name__
     try:
         text = str(error)

@@ -23,9 +23,7 @@ REMOVING_MS_MAX: Final = 30_000
 
 
 def own_name(app: str | None, identity: str) -> str:
-    """The name that the application gives its consumer. `identity` is the application's id, so that an application
-    that was deleted and created again does not share a consumer with its former workers.
-    """
+    """The name of the application's consumer. With its id: if it is created again, it does not use the old consumer."""
     tail = identity[:_ID_DIGITS]
     if app is None:
         return f"{_PREFIX}{tail}"

@@ -34,8 +34,8 @@ class ServiceClock:
 
 
 HORIZON_MARGIN_SECONDS: Final = 5.0
-"""A reader at the horizon, for example at the start of an old stream, counts as this far ahead of it. Otherwise it
-would report a loss at its next read: the horizon moves between two reads, and Kinesis trims with a delay.
+"""A reader at the horizon counts as this far ahead of it: the horizon moves on until its next read, and Kinesis trims
+late. Otherwise each start at the beginning of an old stream would report a loss.
 """
 
 

@@ -155,9 +155,7 @@ def _surely_finished(graph: ShardGraph, rows: Sequence[LeaseRow]) -> Ids:
 
 
 def first_version(waits_for: Collection[str], rows: Iterable[LeaseRow]) -> int:
-    """The first version of a new row: 0, or, if a row that it waits for was restored, above all versions that a deleted
-    row can have had (rule L18).
-    """
+    """The first version of a new row: above all of a deleted row if a row that it waits for was restored (rule L18)."""
     versions = [row.version for row in rows if row.key.shard_id in waits_for]
     return max((version for version in versions if version >= RESTORED_VERSION_MIN), default=0)
 
@@ -228,18 +226,14 @@ class ShardEnd(msgspec.Struct, frozen=True):
 
 
 def open_parents(row: LeaseRow, leases: Mapping[LeaseKey, LeaseRow]) -> tuple[str, ...]:
-    """The unfinished parents; the shard may start when there are none (rule S1). `leases` must have all unfinished
-    leases: a parent that is not in it is finished.
-    """
+    """The unfinished parents; without any, the shard may start (rule S1). `leases` must have all unfinished leases."""
     stream_key, generation = row.key.stream_key, row.key.generation
     parents = [leases.get(LeaseKey(stream_key, generation, shard_id)) for shard_id in row.waits_for]
     return tuple(parent.key.shard_id for parent in parents if parent is not None and not parent.is_finished)
 
 
 def deleted_parents(row: LeaseRow, leases: Mapping[LeaseKey, LeaseRow]) -> tuple[LeaseKey, ...]:
-    """Parents whose rows somebody has deleted: a lease is first taken after they are restored (rule L18). `leases`
-    must have the rows of all parents, also of finished ones.
-    """
+    """Parents without a row: the lease is first taken after those are restored (rule L18). `leases` has all rows."""
     keys = [replace(row.key, shard_id=shard_id) for shard_id in row.waits_for]
     return () if was_taken(row) else tuple(key for key in keys if key not in leases)
 

@@ -16,6 +16,7 @@ Pages go in, `Work` comes out, and `plan_commit` says what is safe to write. Onl
 fields. It knows nothing of tasks, handlers, stores or where pages come from. Only the lease row survives it.
 """
 
+from dataclasses import InitVar, dataclass, field
 from typing import Final, Literal, TypeAlias, TypedDict
 
 import msgspec
@@ -142,64 +143,58 @@ class PendingLetter(msgspec.Struct, frozen=True, eq=False):
         return None if self.work is None else self.work.records[0]
 
 
+@dataclass(eq=False, repr=False)
 class Session:
-    def __init__(
-        self,
-        holding: Holding,
-        stream: StreamName,
-        unpacker: Unpacker,
-        mode: DeliveryMode,
-        budget: Budget,
-        horizon: TrimHorizon,
-        service_clock: ServiceClock,
-    ) -> None:
-        row = holding.row
-        self.holding = holding
-        self.stream = stream
-        self.unpacker = unpacker
-        self.window = Window(unpacker)
-        self.budget = budget
-        self.horizon = horizon
-        self.service_clock = service_clock
+    holding: Holding
+    stream: StreamName
+    unpacker: Unpacker
+    mode: InitVar[DeliveryMode]
+    budget: Budget
+    horizon: TrimHorizon
+    service_clock: ServiceClock
+    state: State = "reading"
+    end: EndOfShard | None = None
+    """Set when the shard was read to its end, or its rest is gone."""
+    behind_ms: int | None = None
+    read_at_seconds: float = 0.0
+    """When the last page was made, by the service's clock."""
+    answered_seconds: float = 0.0
+    """When the last page came, by the service's clock."""
+    budget_full_since_ms: int | None = None
+    """Since when a read is due but does not fit into the byte budget."""
+    read_below_bytes: int = 0
+    """Reading paused because the shard holds too many bytes; it resumes below this. 0 if it is not paused."""
+    reason: Reason | None = None
+    """Why the shard is stalled; None if it is not, or if the engine has to find the reason."""
+    stopped: StoppedShard | None = None
+    """Where and why the shard stops, set as soon as that is decided (rule D4)."""
+    committed_count: int = 0
+    crash_counted: bool = True
+    """Whether the row counts this owner as a take without progress (rule D5)."""
+    _stop_row: Stopped | None = None
+    """The stop as it is written to the lease row."""
+    counters: Counters = field(default_factory=Counters)
+    """Since the lease was taken, without what the lane counts; `counted` has both."""
+    outage: OutageGuard = field(default_factory=OutageGuard)
+    _failures: dict[Position, tuple[tuple[float, ...], Failure]] = field(default_factory=dict)
+    """For dead letters: when the calls started that failed with each record alone, and how the last one failed."""
+    letters_due: list[PendingLetter] = field(default_factory=list)
+    """What the engine has to write, until it takes them."""
+    skipped: list[Record[bytes]] = field(default_factory=list)
+    """What was skipped since the engine looked."""
+
+    def __post_init__(self, mode: DeliveryMode) -> None:
+        checkpoint = self.row.checkpoint
+        self.window = Window(self.unpacker)
         self.lane: RecordLane | BatchLane = (
-            BatchLane(row.checkpoint, self.window, mode)
+            BatchLane(checkpoint, self.window, mode)
             if isinstance(mode, BatchLimits)
-            else RecordLane(row.checkpoint, self.window, mode, budget)
+            else RecordLane(checkpoint, self.window, mode, self.budget)
         )
-        self.state: State = "reading"
-        self.end: EndOfShard | None = None
-        """Set when the shard was read to its end, or its rest is gone."""
-        self.read_after: Position | None = row.checkpoint.watermark
+        self.read_after: Position | None = checkpoint.watermark
         """Everything up to here was received. The checkpoint instead follows what is finished."""
-        self.read_through_seconds = row.checkpoint.seen_through_seconds
+        self.read_through_seconds = checkpoint.seen_through_seconds
         """All records that arrived before this time, by the service's clock, were received (rule T4)."""
-        self.behind_ms: int | None = None
-        self.read_at_seconds = 0.0
-        """When the last page was made, by the service's clock."""
-        self.answered_seconds = 0.0
-        """When the last page came, by the service's clock."""
-        self.budget_full_since_ms: int | None = None
-        """Since when a read is due but does not fit into the byte budget."""
-        self.read_below_bytes = 0
-        """Reading paused because the shard holds too many bytes; it resumes below this. 0 if it is not paused."""
-        self.reason: Reason | None = None
-        """Why the shard is stalled; None if it is not, or if the engine has to find the reason."""
-        self.stopped: StoppedShard | None = None
-        """Where and why the shard stops, set as soon as that is decided (rule D4)."""
-        self.committed_count = 0
-        self.crash_counted = True
-        """Whether the row counts this owner as a take without progress (rule D5)."""
-        self._stop_row: Stopped | None = None
-        """The stop as it is written to the lease row."""
-        self.counters = Counters()
-        """Since the lease was taken, without what the lane counts; `counted` has both."""
-        self.outage = OutageGuard()
-        self._failures: dict[Position, tuple[tuple[float, ...], Failure]] = {}
-        """For dead letters: when the calls started that failed with each record alone, and how the last one failed."""
-        self.letters_due: list[PendingLetter] = []
-        """What the engine has to write, until it takes them."""
-        self.skipped: list[Record[bytes]] = []
-        """What was skipped since the engine looked."""
 
     # what it is
 

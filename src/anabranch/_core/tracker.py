@@ -321,13 +321,8 @@ def adopt(checkpoint: Checkpoint, order: OrderMode) -> Checkpoint:
     (rule M5). What was decided about single records stays.
     """
     if checkpoint.order == "none" and order != "none":
-        return Checkpoint(
-            watermark=checkpoint.watermark,
-            open_keys=tuple(key for key in checkpoint.open_keys if key.state != "open"),
-            seek_epoch=checkpoint.seek_epoch,
-            order=order,
-            seen_through_seconds=checkpoint.seen_through_seconds,
-        )
+        decided = tuple(key for key in checkpoint.open_keys if key.state != "open")
+        return replace(checkpoint, frontier=None, open_keys=decided, order=order)
     return checkpoint
 
 

@@ -8,6 +8,7 @@ cleared.
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, Literal, NamedTuple
 
@@ -19,8 +20,6 @@ from anabranch._model.streams import Position
 from anabranch._wire.aggregate import MAGIC, PRODUCER_TAG, Aggregate, open_aggregate
 from anabranch._wire.messages import KinesisRecord
 from anabranch.records import Record
-
-MisroutedPolicy = Literal["by_writer", "deliver", "skip"]
 
 SLICE_RECORDS = 500
 """Records that are unpacked at once: the size of a batch, so that a batch rarely needs several slices."""
@@ -34,6 +33,7 @@ class Unpacked(NamedTuple):
     """If none of them was in an aggregate: the place of the first one in its read."""
 
 
+@dataclass(eq=False, repr=False)
 class Unpacker:
     """Turns the records of a read into the records that handlers see.
 
@@ -43,24 +43,16 @@ class Unpacker:
       skipped instead, because the producer sends it again (rule F6).
     """
 
-    def __init__(
-        self,
-        stream: str,
-        shard_id: str,
-        hash_key_range: HashKeyRange | None,
-        misrouted: MisroutedPolicy = "by_writer",
-        *,
-        until_seconds: float | None = None,
-    ) -> None:
-        self._stream = stream
-        self._shard_id = shard_id
-        self._range = hash_key_range
-        self._policy: MisroutedPolicy = misrouted
-        self.until_seconds = until_seconds
-        self.reached_until = False
-        """A record that arrived at or after `until_seconds` was seen; it and all later ones are ignored."""
-        self._misrouted_count = 0
-        self._skipped_aggregate_count = 0
+    _stream: str
+    _shard_id: str
+    _range: HashKeyRange | None
+    misrouted: Literal["by_writer", "deliver", "skip"] = "by_writer"
+    """What becomes of records of other shards in aggregates."""
+    until_seconds: float | None = None
+    reached_until: bool = False
+    """A record that arrived at or after `until_seconds` was seen; it and all later ones are ignored."""
+    _misrouted_count: int = 0
+    _skipped_aggregate_count: int = 0
 
     def take_counts(self) -> tuple[int, int]:
         """Since the last call: misrouted sub-records that were delivered, and aggregates that were skipped."""
@@ -136,7 +128,7 @@ class Unpacker:
         strays = frozenset[int]()
         if self._range is not None and (ports := aggregate.misrouted(self._range)):
             marked = PRODUCER_TAG in aggregate.first_tags
-            if self._policy == "skip" or (self._policy == "by_writer" and marked):
+            if self.misrouted == "skip" or (self.misrouted == "by_writer" and marked):
                 self._skipped_aggregate_count += 1
                 return
             strays = frozenset(index for index in ports if index >= first)

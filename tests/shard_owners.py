@@ -138,7 +138,7 @@ class BatchOwner(Owner):
         return BatchLane(checkpoint, self.window, limits or BatchLimits(max_records=3, max_bytes=20, max_wait_ms=2))
 
     def start(self):
-        batch = self.lane.next(self.now_ms, ended=not self.unread)
+        batch = self.lane.next(self.now_ms, flush=not self.unread)
         if batch is None:
             return False
         self.running = list(batch)

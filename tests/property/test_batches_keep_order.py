@@ -67,7 +67,7 @@ def test_a_batch_is_handed_out_when_its_first_record_has_waited_long_enough(shar
     owner = BatchOwner(shard, Checkpoint(), "batch", random.Random(0), limits)
     owner.window.accept(owner.unread, None)
     lane = owner.lane
-    if lane.next(now_ms, ended=False) is None:
+    if lane.next(now_ms, flush=False) is None:
         assert lane.next_deadline_ms == now_ms + limits.max_wait_ms
-        assert lane.next(lane.next_deadline_ms - 1, ended=False) is None
-        assert lane.next(lane.next_deadline_ms, ended=False) is not None
+        assert lane.next(lane.next_deadline_ms - 1, flush=False) is None
+        assert lane.next(lane.next_deadline_ms, flush=False) is not None

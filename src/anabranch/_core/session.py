@@ -589,7 +589,7 @@ class Session:
         """The next work, and what an earlier owner has decided about it."""
         lane = self.lane
         if isinstance(lane, BatchLane):
-            batch = lane.next(now_ms, ended=self.end is not None, no_room=self.reads_blocked(now_ms))
+            batch = lane.next(now_ms, flush=self.end is not None or self.reads_blocked(now_ms))
             return (None, None) if batch is None else (Work(self, batch, lane.attempts, None, now_ms), lane.prior)
         entry = lane.next(now_ms)
         if entry is None:
@@ -755,7 +755,7 @@ class Session:
         """The record that would start next, or runs. It is taken out of the window if necessary."""
         if self.lane.first_unfinished is None:
             if isinstance(self.lane, BatchLane):
-                self.lane.next(now_ms, ended=True)
+                self.lane.next(now_ms, flush=True)
             else:
                 self.lane.next(now_ms)
         return self.lane.first_unfinished

@@ -9,8 +9,7 @@ Every record that leaves the window is entered here in stream order, and finishe
   this owner reaches that frontier, its own commits include the prior state.
 - A failed record is stored with its number of attempts, so retry counts survive failover (rule M5). So is one that is
   on its way to the dead letters, so that the next owner writes the letter and does not call the handler (rule D1).
-- Only unfinished records are kept. A finished record is no longer charged to the byte budget, so nothing here may hold
-  it, even if an earlier record keeps the watermark below it (P5).
+- Only unfinished records are kept: finished ones are no longer charged to the byte budget (P5).
 
 The tracker knows nothing of handlers, stores, time or payloads.
 """

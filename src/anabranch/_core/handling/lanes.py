@@ -120,9 +120,9 @@ class RecordLane:
     # what is handled at once
 
     def upcoming(self, now_ms: int, count_max: int) -> list[Record[bytes]]:
-        """The next records, if no other record is due before them. The caller may call handlers for them one after
-        another without taking them. It then reports the finished ones to `finish_prefix`, and takes the one whose call
-        still runs with `begin`. Nothing else may happen to the lane in between.
+        """The next records, if no other record is due before them. The caller handles them one after another, reports
+        those that are finished to `finish_prefix`, and takes the one whose call still runs with `begin`. Nothing else may
+        happen to the lane in between.
         """
         if (
             self._stopped

@@ -240,6 +240,9 @@ class Page:
         return freed
 
 
+NO_PAGE: Final = Page((), None)
+
+
 class RecordSlice(msgspec.Struct, frozen=True, gc=False):
     """Records of one page that are handed out and finished together."""
 
@@ -253,7 +256,7 @@ class Window:
     def __init__(self, unpacker: Unpacker) -> None:
         self._unpacker = unpacker
         self._pages: deque[Page] = deque()
-        self._page: Page | None = None
+        self._page = NO_PAGE
         self._slices: Iterator[Unpacked] = NO_SLICES
         self._slice: list[Record[bytes]] = []
         self._sizes = NO_SIZES
@@ -280,7 +283,6 @@ class Window:
             return None
         record = self._slice[self._index]
         self._index += 1
-        assert self._page is not None
         return record, self._page
 
     def pull_some(self, count_max: int, data_bytes_max: int) -> RecordSlice | None:
@@ -288,7 +290,6 @@ class Window:
         if self.is_empty:
             return None
         page, start, first, sizes = self._page, self._index, self._first, self._sizes
-        assert page is not None
         stop = self._index = self._reach(count_max, data_bytes_max)
         records = self._slice if stop - start == len(self._slice) else self._slice[start:stop]
         data_bytes, cost = sizes.data_bytes(first + start, first + stop), sizes.cost(first + start, first + stop)
@@ -317,9 +318,8 @@ class Window:
             if some is not None:
                 self._show(some)
                 return True
-            if self._page is not None:
+            if self._page is not NO_PAGE:
                 self._freed_bytes += self._page.drain()
-                self._page = None
                 self._show_nothing()
             if not self._pages:
                 return False
@@ -327,18 +327,14 @@ class Window:
             self._slices = self._unpacker.unpack(self._page.records, self._page.after)
 
     def _show_nothing(self) -> None:
+        self._page = NO_PAGE
         self._slices, self._slice, self._sizes, self._index, self._first = NO_SLICES, [], NO_SIZES, 0, 0
 
     def _show(self, some: Unpacked) -> None:
         records, place = some
-        page = self._page
-        assert page is not None
         self._slice, self._index = records, 0
-        if place is None:
-            self._sizes, self._first = Sizes(records), 0
-        else:
-            self._sizes, self._first = page.sizes, place
-        page.take(self._sizes.cost(self._first, self._first + len(records)))
+        self._sizes, self._first = (Sizes(records), 0) if place is None else (self._page.sizes, place)
+        self._page.take(self._sizes.cost(self._first, self._first + len(records)))
 
     def finish(self, record: Record[bytes], page: Page) -> None:
         freed_bytes = page.finish(len(record.data) + len(record.partition_key) + RECORD_OVERHEAD_BYTES)
@@ -360,5 +356,4 @@ class Window:
         self._cleared = True
         self._freed_bytes = self.held_bytes
         self._pages.clear()
-        self._page = None
         self._show_nothing()

@@ -22,10 +22,6 @@ from anabranch.limits import HASH_KEY_MAX
 WHOLE: Final = HashKeyRange(0, HASH_KEY_MAX)
 
 
-# Open shards divide the hash keys into adjacent ranges without overlap. A listing that does not show that is
-# incomplete, or mixes two moments: conclude nothing from it.
-
-
 def overlaps(one: HashKeyRange, other: HashKeyRange) -> bool:
     return one.start <= other.end and other.start <= one.end
 
@@ -227,9 +223,8 @@ _UNKNOWN: Final = float("-inf")
 def unread_since(
     graph: ShardGraph, shard_id: str, rows: Iterable[LeaseRow], with_rows: Collection[str]
 ) -> float | None:
-    """From which time on a shard still has to be read (rule T4), by the service's clock; None if unknown. Everything
-    before was read in earlier shards. `rows` are all rows of the stream and generation; `with_rows` are the shards that
-    have a row, or will have one before this shard does.
+    """From which time on a shard still has to be read (rule T4); None if unknown. Earlier shards have the rest.
+    `rows` are all rows of the stream and generation; `with_rows` are the shards with a row before this shard has one.
 
     - A parent with a row reports its own losses, and covers its hash keys up to the start of the child.
     - A parent without a row was opened, closed and trimmed unseen, so this shard reports its losses: the latest row

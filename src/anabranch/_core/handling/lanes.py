@@ -121,8 +121,8 @@ class RecordLane:
 
     def upcoming(self, now_ms: int, count_max: int) -> list[Record[bytes]]:
         """The next records, if no other record is due before them. The caller handles them one after another, reports
-        those that are finished to `finish_prefix`, and takes the one whose call still runs with `begin`. Nothing else may
-        happen to the lane in between.
+        those that are finished to `finish_prefix`, and takes the one whose call still runs with `begin`. In between,
+        nothing else may happen to the lane.
         """
         if (
             self._stopped

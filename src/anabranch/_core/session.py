@@ -70,7 +70,7 @@ BUDGET_FULL_MS: Final = 1_000
 SEEN_THROUGH_EVERY_SECONDS: Final = 3600
 """`seen_through_seconds` is written with each commit that advances, and otherwise once an hour."""
 READ_IS_OLD_SECONDS: Final = 10.0
-"""A shard that was not read for so long may be behind by that time, too (rule O4). Events come every 5 s."""
+"""If a shard was not read for so long, that time counts as lag, too (rule O4). Subscriptions have events every 5 s."""
 COMMITTED_ONE_BY_ONE: Final = 100
 """How many records of an isolated shard are committed one by one; after that it runs at full speed (rule D5)."""
 
@@ -126,7 +126,7 @@ class Work(msgspec.Struct, gc=False, eq=False):
 
 
 class PendingLetter(msgspec.Struct, frozen=True, eq=False):
-    """A record on its way to the dead letters (rule D1). To the lane it is running."""
+    """A record on its way to the dead letters (rule D1). Its lane counts it as running."""
 
     position: Position
     failure: Failure
@@ -329,7 +329,7 @@ class Session:
         self.count_calls(elapsed_ms, 1)
 
     def count_calls(self, elapsed_ms: int, count: int) -> None:
-        """So many calls took this long together. `finish` counts those of work that is finished as a whole."""
+        """`elapsed_ms`: of all these calls together. `finish` counts the calls of work that is finished as a whole."""
         self.counters.calls.add(elapsed_ms, count)
 
     # its life
@@ -414,7 +414,6 @@ class Session:
         self._forget()
 
     def _forget(self) -> None:
-        """Drops all buffered records."""
         self.window.clear()
         self._settle()
         self.lane.forget()
@@ -433,9 +432,10 @@ class Session:
     def may_have_lost(self, page: ReadPage) -> bool:
         """Whether records may have been trimmed between the last page and this one (rule T4)."""
         known = self.read_through_seconds
-        if self._has_lost_its_place(page) if self._may_repeat else known is not None or self.is_unread_child:
-            return may_have_lost(known, self.horizon.at(page.server_seconds))
-        return False
+        is_possible = may_have_lost(known, self.horizon.at(page.server_seconds))
+        if self._may_repeat:
+            return is_possible and self._has_lost_its_place(page)
+        return is_possible and (known is not None or self.is_unread_child)
 
     @property
     def is_unread_child(self) -> bool:
@@ -708,7 +708,7 @@ class Session:
             self._add_letter(work, failure, prior.attempts, recovered=True)
 
     def _find_trimmed_letters(self, before: int | None) -> None:
-        """The stream has no unread record before this sequence number; None: none at all."""
+        """`before` is the first sequence number in the stream that was not read; None if there is none."""
         for mark in self.lane.tracker.take_trimmed(self.read_after, before):
             failure = Failure(error_type=mark.error_type, fingerprint=mark.fingerprint)
             self.letters_due.append(PendingLetter(mark.first_open, failure, mark.attempts, recovered=True))

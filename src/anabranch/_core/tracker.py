@@ -169,7 +169,7 @@ class Tracker:
         self.finished_bytes += entry.mark.read_bytes - (0 if entry.before is None else entry.before.read_bytes)
 
     def finish_prefix(self, record: Record[bytes], count: int, read_bytes: int) -> None:
-        """The next `count` records, up to and including this one, were handled in one go."""
+        """The next `count` records, up to and including this one, were handled."""
         assert not self.has_prior_state, "records with prior state are entered one by one"
         before = self._entered
         count_before, bytes_before = (0, 0) if before is None else (before.ordinal, before.read_bytes)
@@ -214,7 +214,7 @@ class Tracker:
         return self._failed[0].first_open if self._failed else None
 
     def fail_slice(self, record: Record[bytes], attempts: int, failure: Failure | None = None) -> None:
-        """For batches: the batch that begins with this record failed so often."""
+        """For batches: the piece that begins with this record has failed `attempts` times."""
         self._failed_slice = _open_key(record, self._order, attempts, failure)
 
     @property

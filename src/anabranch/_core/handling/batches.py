@@ -158,9 +158,8 @@ class BatchLane:
             self._out, self._finished_here, self._done_after_batch = [], 0, None
 
     def retry_at(self, at_ms: int, attempts: int, *, halve: bool = False) -> None:
-        """The current piece failed so often and is due again at that time. A batch is tried whole once more; after
-        that, or with `halve`, a piece that failed is halved. Records that are already finished are not handed out
-        again.
+        """The current piece has failed `attempts` times, and is due again at `at_ms`. A batch is tried whole once more;
+        after that, or with `halve`, a piece that failed is halved. Finished records are not handed out again.
         """
         left = self._start + self._size - self._finished_here
         self._retry_at_ms = at_ms

@@ -90,7 +90,7 @@ PAUSE_MAX_MS: Final = 60_000
 JITTER: Final = 0.1
 POLLED_AFTER_FAILURES: Final = 3
 BREAKS_MS: Final = 120_000
-"""So many breaks within this time are a failure, even after events. Three half-open connections in a row take 90 s."""
+"""Three breaks within this time are a failure, even after events: three half-open connections in a row take 90 s."""
 POLLED_MS: Final = 300_000
 """How long a shard is polled if subscribing again soon cannot help."""
 TAKE_OVERS_MAX: Final = 3

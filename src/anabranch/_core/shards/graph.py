@@ -9,6 +9,7 @@ A shard's hash key range never changes. Contradicting ranges prove that the stre
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Final
 
@@ -50,19 +51,16 @@ Ids = dict[str, None]
 """An ordered set of ids: iteration must not differ between processes."""
 
 
+@dataclass(eq=False, repr=False)
 class ShardGraph:
     """An immutable graph; `united` returns an extended one."""
 
-    def __init__(
-        self,
-        listed: Mapping[str, Shard] | None = None,
-        ranges: Mapping[str, HashKeyRange] | None = None,
-        parents: Mapping[str, tuple[str, ...]] | None = None,
-    ) -> None:
-        self.listed: Mapping[str, Shard] = listed or {}
-        """Shards that were in a listing, by id."""
-        self._ranges: Mapping[str, HashKeyRange] = ranges or {}
-        self._parents: Mapping[str, tuple[str, ...]] = parents or {}
+    listed: Mapping[str, Shard] = field(default_factory=dict)
+    """Shards that were in a listing, by id."""
+    _ranges: Mapping[str, HashKeyRange] = field(default_factory=dict)
+    _parents: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
         self._children: dict[str, Ids] = {}
         for shard_id, above in self._parents.items():
             for parent in above:

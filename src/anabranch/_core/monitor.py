@@ -72,9 +72,9 @@ class AlertState:
         if now_ms < self._began_ms + self._period_ms - EARLY_MS:
             return None
         worst, self._worst, self._began_ms = self._worst, None, now_ms
-        if worst is None:  # no data for this period: the alert keeps its state, unless the shards are gone
-            return None if has_shards else self._passed(None, now_ms)
-        if worst.seconds > self.alert.lag:
+        if worst is None and has_shards:
+            return None  # no data for this period: the alert keeps its state
+        if worst is not None and worst.seconds > self.alert.lag:
             return self._breached(worst, now_ms)
         return self._passed(worst, now_ms)
 

@@ -318,10 +318,8 @@ class Session:
         return counted
 
     def count_failed_read(self, *, throttled: bool) -> None:
-        if throttled:
-            self.counters.throttle_count += 1
-        else:
-            self.counters.read_failure_count += 1
+        self.counters.throttle_count += throttled
+        self.counters.read_failure_count += not throttled
 
     def count_failed_attempt(self, elapsed_ms: int, *, retried: bool) -> None:
         self.counters.failed_count += 1
@@ -386,7 +384,7 @@ class Session:
         self._stop_row = Stopped(
             reason=self.stopped.reason,
             position=None if record is None else record.position,
-            partition_key=None if record is None else record.partition_key,
+            partition_key=self.stopped.partition_key,
             member_id=member_id,
             at_wall_ms=wall_ms,
         )

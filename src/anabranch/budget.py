@@ -56,7 +56,7 @@ class Budget:
         return True
 
     def try_overdraw(self, wanted_bytes: int) -> bool:
-        """The rest of a response that is larger than its reservation. No other room until it is paid back."""
+        """Reserves the rest of a response that exceeds its reservation. Until that is paid back, there is no other room."""
         if self.used_bytes + wanted_bytes > self.limit_bytes + self.overdraft_bytes_max:
             return False
         self.used_bytes += wanted_bytes

@@ -698,7 +698,6 @@ class Session:
         return Work(self, [work.records[index]], entry=work.entry)
 
     def _continue_prior(self, work: Work, prior: OpenKey) -> None:
-        """An earlier owner, or an operator, has decided about this record."""
         if prior.state == "skipping":
             self.skip(work)
         else:

@@ -23,7 +23,7 @@ REMOVING_MS_MAX: Final = 30_000
 
 
 def own_name(app: str | None, identity: str) -> str:
-    """The name of the application's consumer. With its id: if it is created again, it does not use the old consumer."""
+    """The name of the application's consumer. It has the application's id: one that is created again gets another."""
     tail = identity[:_ID_DIGITS]
     if app is None:
         return f"{_PREFIX}{tail}"

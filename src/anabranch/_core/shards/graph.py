@@ -221,7 +221,7 @@ _UNKNOWN: Final = float("-inf")
 def unread_since(
     graph: ShardGraph, shard_id: str, rows: Iterable[LeaseRow], with_rows: Collection[str]
 ) -> float | None:
-    """From which time on a shard still has to be read (rule T4); None if unknown. Earlier shards have the rest.
+    """From which time on a shard still has to be read (rule T4); None if unknown. Ancestors have the rest.
     `rows` are all rows of the stream and generation; `with_rows` are the shards with a row before this shard has one.
 
     - A parent with a row reports its own losses, and covers its hash keys up to the start of the child.

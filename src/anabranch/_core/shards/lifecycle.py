@@ -154,7 +154,7 @@ def _surely_finished(graph: ShardGraph, rows: Sequence[LeaseRow]) -> Ids:
 
 
 def first_version(waits_for: Collection[str], rows: Iterable[LeaseRow]) -> int:
-    """The first version of a new row: above all of a deleted row if a row that it waits for was restored (rule L18)."""
+    """0; if a row that it waits for was restored, more than any version that its deleted row had (rule L18)."""
     versions = [row.version for row in rows if row.key.shard_id in waits_for]
     return max((version for version in versions if version >= RESTORED_VERSION_MIN), default=0)
 

@@ -56,7 +56,7 @@ class Budget:
         return True
 
     def try_overdraw(self, wanted_bytes: int) -> bool:
-        """Reserves the rest of a response that exceeds its reservation. Until that is paid back, there is no other room."""
+        """Reserves the rest of a response that exceeds its reservation. No other room until that is paid back."""
         if self.used_bytes + wanted_bytes > self.limit_bytes + self.overdraft_bytes_max:
             return False
         self.used_bytes += wanted_bytes

@@ -106,10 +106,9 @@ def shard_index(shard_id: str) -> int:
 
 
 class ShardFilter(msgspec.Struct, frozen=True):
-    type: Literal[
-        "AFTER_SHARD_ID", "AT_TRIM_HORIZON", "FROM_TRIM_HORIZON", "AT_LATEST", "AT_TIMESTAMP", "FROM_TIMESTAMP"
-    ]
-    shard_id: str | None = None
+    """Which shards ListShards returns. The service has more types."""
+
+    type: Literal["AT_LATEST", "AT_TRIM_HORIZON", "FROM_TIMESTAMP"]
     timestamp_seconds: float | None = None
 
 

@@ -1,11 +1,11 @@
 """Sessions of held shards for tests, without a worker."""
 
 from anabranch._core.handling.batches import BatchLimits
-from anabranch._core.handling.lanes import LaneLimits
+from anabranch._core.handling.lanes import RecordsOneByOne
 from anabranch._core.leases.lease_table import Holding
-from anabranch._core.reading.service_time import TrimHorizon
+from anabranch._core.reading.service_time import ServiceClock, TrimHorizon
 from anabranch._core.reading.window import Unpacker
-from anabranch._core.session import ReadPage, RecordsOneByOne, Session
+from anabranch._core.session import ReadPage, Session
 from anabranch._model.leases import LeaseKey, LeaseRow
 from anabranch._model.streams import StreamName
 from anabranch.budget import READ_RESERVE_BYTES, Budget
@@ -13,12 +13,12 @@ from anabranch.reasons import StoppedByCrashes
 from shard_records import STREAM
 
 
-def make_session(number=0, *, order="shard", until_seconds=None, limits=None, **row):
+def make_session(number=0, *, order="shard", until_seconds=None, limits=(), **row):
     shard_id = f"shardId-{number:012}"
     holding = Holding(LeaseRow(key=LeaseKey("1:orders:1", 0, shard_id), **row))
-    mode = BatchLimits() if order == "batch" else RecordsOneByOne(order, limits or LaneLimits())
+    mode = BatchLimits() if order == "batch" else RecordsOneByOne(order, **dict(limits))
     unpacker = Unpacker(STREAM, shard_id, None, until_seconds=until_seconds)
-    return Session(holding, StreamName(STREAM), unpacker, mode, Budget(), TrimHorizon(24, 0.0))
+    return Session(holding, StreamName(STREAM), unpacker, mode, Budget(), TrimHorizon(24, 0.0), ServiceClock())
 
 
 def add_page(session, page):

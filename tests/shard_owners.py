@@ -7,8 +7,9 @@ by the code that wrote it.
 import hashlib
 
 from anabranch._core.handling.batches import BatchLane, BatchLimits
-from anabranch._core.handling.lanes import RecordLane
+from anabranch._core.handling.lanes import RecordLane, RecordsOneByOne
 from anabranch._core.reading.window import Unpacker, Window
+from anabranch.budget import Budget
 from shard_records import SHARD, STREAM, aggregated, plain
 
 STEPS_MAX = 20_000
@@ -63,7 +64,7 @@ class Owner:
         self.lane = self.make_lane(checkpoint, limits)
 
     def make_lane(self, checkpoint, limits):
-        return RecordLane(checkpoint, self.order, self.window, limits)
+        return RecordLane(checkpoint, self.window, limits or RecordsOneByOne(self.order), Budget())
 
     def read(self):
         count = self.draw.randint(1, 4)
@@ -137,7 +138,7 @@ class BatchOwner(Owner):
         return BatchLane(checkpoint, self.window, limits or BatchLimits(max_records=3, max_bytes=20, max_wait_ms=2))
 
     def start(self):
-        batch = self.lane.next(self.now_ms, ended=not self.unread)
+        batch = self.lane.next(self.now_ms, flush=not self.unread)
         if batch is None:
             return False
         self.running = list(batch)

@@ -56,9 +56,7 @@ class Budget:
         return True
 
     def try_overdraw(self, wanted_bytes: int) -> bool:
-        """Room for the rest of a response that is larger than its reservation, before its body is received. There is
-        no other room until the overdraft is paid back.
-        """
+        """Reserves the rest of a response that exceeds its reservation. No other room until that is paid back."""
         if self.used_bytes + wanted_bytes > self.limit_bytes + self.overdraft_bytes_max:
             return False
         self.used_bytes += wanted_bytes
@@ -66,9 +64,7 @@ class Budget:
         return True
 
     def call_when_free(self, wanted_bytes: int, on_free: Callable[[], None]) -> None:
-        """Calls `on_free` once, when there is room. It reserves nothing: `on_free` has to. First come, first served, so
-        that no consumer of a shared budget takes all freed room.
-        """
+        """Calls `on_free` once, when there is room, which `on_free` has to reserve. First come, first served."""
         self._waiting.append((wanted_bytes, on_free))
 
     def release(self, freed_bytes: int) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast, get_origin
 
 import msgspec
 
+from anabranch._model.kinds import is_async
 from anabranch.errors import ConfigurationError
 
 __all__ = ["Decoder", "Encoder", "JsonLines", "decode_with", "encode_with", "json_lines"]
@@ -70,7 +71,7 @@ def decode_with(decode: Any) -> Callable[[bytes], Any] | None:
             return msgspec.json.Decoder(decode).decode
         except TypeError as error:
             raise ConfigurationError(f"decode={decode!r} is not a type that JSON can decode to: {error}") from error
-    if inspect.iscoroutinefunction(decode):
+    if is_async(decode):
         raise ConfigurationError(f"decode={decode!r} is an async function; pass a plain function that takes bytes")
     if callable(decode):
         return cast("Callable[[bytes], Any]", decode)
@@ -89,7 +90,7 @@ def encode_with(encode: Any) -> Callable[[Any], bytes]:
         return _encode_model
     if _is_type(encode):
         return msgspec.json.Encoder().encode
-    if inspect.iscoroutinefunction(encode):
+    if is_async(encode):
         raise ConfigurationError(f"encode={encode!r} is an async function; pass a plain function that returns bytes")
     if callable(encode):
         return partial(_encode_by, encode)

@@ -58,7 +58,6 @@ def test_the_watermark_is_the_last_finished_record_at_every_moment(shard, limits
         owner.step()
         finished = owner.finished[-1].position if owner.finished else None
         assert owner.lane.checkpoint().watermark == finished
-        assert owner.lane.running_count == (1 if owner.running else 0)
         first = owner.lane.first_unfinished
         assert first is None or first.position > (finished or Position(-1))
 
@@ -68,7 +67,7 @@ def test_a_batch_is_handed_out_when_its_first_record_has_waited_long_enough(shar
     owner = BatchOwner(shard, Checkpoint(), "batch", random.Random(0), limits)
     owner.window.accept(owner.unread, None)
     lane = owner.lane
-    if lane.next(now_ms, ended=False) is None:
+    if lane.next(now_ms, flush=False) is None:
         assert lane.next_deadline_ms == now_ms + limits.max_wait_ms
-        assert lane.next(lane.next_deadline_ms - 1, ended=False) is None
-        assert lane.next(lane.next_deadline_ms, ended=False) is not None
+        assert lane.next(lane.next_deadline_ms - 1, flush=False) is None
+        assert lane.next(lane.next_deadline_ms, flush=False) is not None

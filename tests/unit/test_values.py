@@ -99,6 +99,22 @@ def test_what_is_neither_type_nor_function_is_refused(make):
         make(7)
 
 
+async def async_codec(value):
+    return value
+
+
+class AsyncCodec:
+    async def __call__(self, value):
+        return value
+
+
+@pytest.mark.parametrize("make", [decode_with, encode_with])
+@pytest.mark.parametrize("given", [async_codec, AsyncCodec()])
+def test_async_functions_and_objects_are_refused(make, given):
+    with pytest.raises(ConfigurationError, match="is an async function"):
+        make(given)
+
+
 def test_a_type_that_json_cannot_become_is_refused_when_the_consumer_is_made():
     with pytest.raises(ConfigurationError, match="not a type that JSON"):
         decode_with(dict[Order, int] | dict[int, Order] | Order | Line)

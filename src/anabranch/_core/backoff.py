@@ -16,8 +16,6 @@ def backoff_ms(failures: int, entropy: Entropy, *, first_ms: float, max_ms: floa
     return round(ceiling_ms * (min_share + (1.0 - min_share) * entropy.random()))
 
 
-def retry_in_ms(policy: Retry, failed_attempts: int, entropy: Entropy) -> int | None:
-    """The pause before the next handler call, with full jitter; None after the last attempt."""
-    if failed_attempts >= policy.attempts:
-        return None
+def retry_pause_ms(policy: Retry, failed_attempts: int, entropy: Entropy) -> int:
+    """The pause before the next handler call, with full jitter."""
     return backoff_ms(failed_attempts, entropy, first_ms=policy.backoff * 1000, max_ms=policy.backoff_max * 1000)

@@ -37,6 +37,7 @@ STORE_AWAY_AFTER_MS: Final = 2_000
 EARLY_MS: Final = 100
 """A check may come this much early and still end the period."""
 
+_NOTHING: Final = Counters()
 UNHANDLED_STATES: Final = frozenset({"orphaned", "unowned", "stopped"})
 
 AlertEvent: TypeAlias = AlertFired | AlertCleared
@@ -71,9 +72,9 @@ class AlertState:
         if now_ms < self._began_ms + self._period_ms - EARLY_MS:
             return None
         worst, self._worst, self._began_ms = self._worst, None, now_ms
-        if worst is None:  # no data for this period: the alert keeps its state, unless the shards are gone
-            return None if has_shards else self._passed(None, now_ms)
-        if worst.seconds > self.alert.lag:
+        if worst is None and has_shards:
+            return None  # no data for this period: the alert keeps its state
+        if worst is not None and worst.seconds > self.alert.lag:
             return self._breached(worst, now_ms)
         return self._passed(worst, now_ms)
 
@@ -138,10 +139,6 @@ class RunMonitor:
         self._alerts = [AlertState(alert, now_ms) for alert in alerts]
         self._flowed: dict[Session, Counters] = {}
         """The counters of each shard when its progress was last reported."""
-        self._marks: dict[Session, int] = {}
-        """The sum of the counters at the last look: the counters of a shard are compared only if it changed, because
-        there may be thousands of shards.
-        """
         self._looked_ms = now_ms
         self._progress_ms = now_ms
         self._counted = Counters()
@@ -182,10 +179,10 @@ class RunMonitor:
         """The progress of each shard since the last look, if there is any."""
         found: list[ShardProgress] = []
         for session in sessions:
-            counters = session.counters
-            mark = counters.read_count + session.lane.finished_count + counters.committed_count + counters.failed_count
-            if mark != self._marks.get(session):
-                self._marks[session] = mark
+            now, before = session.counters, self._flowed.get(session, _NOTHING)
+            now_counts = now.read_count, session.lane.finished_count, now.committed_count, now.failed_count
+            # All counters are copied and compared only if one of these has grown: there may be thousands of shards.
+            if now_counts != (before.read_count, before.handled_count, before.committed_count, before.failed_count):
                 found += self._shard_progress(session, session.lag_seconds(service_seconds), now_ms)
             if session.stopped is not None:
                 self._stopped_ms.setdefault((session.stream.name, session.shard_id), now_ms)
@@ -195,7 +192,6 @@ class RunMonitor:
     def on_gone(self, session: Session, now_ms: int) -> list[ShardProgress]:
         """The lease is gone: the shard's progress since the last look."""
         found = self._shard_progress(session, None, now_ms)
-        self._marks.pop(session, None)
         self._flowed.pop(session, None)
         return found
 
@@ -277,9 +273,7 @@ class RunMonitor:
         return events
 
     def look_at_store(self, failure_count: int, trouble: NoAnswer | None, now_ms: int) -> list[Event]:
-        """Reports once that the store does not respond, and once that it responds again. `trouble`: why it does not
-        respond; None if it does.
-        """
+        """Reports once that the store does not respond (`trouble`), and once that it responds again."""
         if trouble is None:
             since_ms, self._troubled_since_ms = self._troubled_since_ms, None
             count, self._troubled_count = failure_count - self._troubled_count, failure_count
@@ -294,6 +288,3 @@ class RunMonitor:
         self._is_outage_reported = True
         failed_count = failure_count - self._troubled_count
         return [StoreUnanswered(error=trouble.error, code=trouble.code, failure_count=failed_count)]
-
-
-_NOTHING: Final = Counters()

@@ -67,8 +67,7 @@ def group_letters(letters: Iterable[Letter]) -> list[LetterGroup]:
     """The largest group first."""
     members: dict[str, list[Letter]] = {}
     for letter in letters:
-        brief = replace(letter, payload=None, stack="")
-        members.setdefault(letter.fingerprint, []).append(brief)
+        members.setdefault(letter.fingerprint, []).append(letter)
     groups = [_group(fingerprint, found) for fingerprint, found in members.items()]
     return sorted(groups, key=lambda group: (-group.count, group.fingerprint))
 

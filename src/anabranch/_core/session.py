@@ -16,7 +16,7 @@ Pages go in, `Work` comes out, and `plan_commit` says what is safe to write. Onl
 fields. It knows nothing of tasks, handlers, stores or where pages come from. Only the lease row survives it.
 """
 
-from collections.abc import Sequence
+from dataclasses import InitVar, dataclass, field
 from typing import Final, Literal, TypeAlias, TypedDict
 
 import msgspec
@@ -24,12 +24,12 @@ from msgspec.structs import replace
 
 from anabranch._core.handling.batches import BatchLane, BatchLimits
 from anabranch._core.handling.failures import OutageGuard
-from anabranch._core.handling.lanes import LaneLimits, RecordLane
+from anabranch._core.handling.lanes import RecordLane, RecordsOneByOne
 from anabranch._core.leases.lease_table import Holding
 from anabranch._core.reading.service_time import HORIZON_MARGIN_SECONDS, ServiceClock, TrimHorizon, may_have_lost
 from anabranch._core.reading.window import RECORD_OVERHEAD_BYTES, Unpacker, Window
 from anabranch._core.tracker import Entry
-from anabranch._model.leases import Finish, LeaseKey, LeaseRow, OpenKey, OrderMode, Stopped
+from anabranch._model.leases import Finish, LeaseKey, LeaseRow, OpenKey, Stopped
 from anabranch._model.streams import Position, StartingPosition, StreamName, after_sequence_number, at_sequence_number
 from anabranch._wire.messages import ChildShard, KinesisRecord
 from anabranch.budget import Budget
@@ -70,18 +70,9 @@ BUDGET_FULL_MS: Final = 1_000
 SEEN_THROUGH_EVERY_SECONDS: Final = 3600
 """`seen_through_seconds` is written with each commit that advances, and otherwise once an hour."""
 READ_IS_OLD_SECONDS: Final = 10.0
-"""A shard that has not been read for so long may be behind by that time as well (rule O4). Subscriptions have an event
-every five seconds.
-"""
+"""If a shard was not read for so long, that time counts as lag, too (rule O4). Subscriptions have events every 5 s."""
 COMMITTED_ONE_BY_ONE: Final = 100
 """How many records of an isolated shard are committed one by one; after that it runs at full speed (rule D5)."""
-
-
-class RecordsOneByOne(msgspec.Struct, frozen=True):
-    """Deliver single records, in this order."""
-
-    order: OrderMode
-    limits: LaneLimits
 
 
 DeliveryMode: TypeAlias = RecordsOneByOne | BatchLimits
@@ -107,9 +98,7 @@ class ReadPage(msgspec.Struct, frozen=True):
     """The shard has no records after these."""
     children: tuple[ChildShard, ...] = ()
     made_seconds: float | None = None
-    """The service made the page at this time or later; None: at `server_seconds`. An event of a subscription does not
-    say when it was made, and may have waited for long.
-    """
+    """The service made the page at this time or later (None: at that time). A subscription's event has no date."""
 
     @property
     def is_last(self) -> bool:
@@ -137,7 +126,7 @@ class Work(msgspec.Struct, gc=False, eq=False):
 
 
 class PendingLetter(msgspec.Struct, frozen=True, eq=False):
-    """A record on its way to the dead letters (rule D1). To the lane it is running."""
+    """A record on its way to the dead letters (rule D1). Its lane counts it as running."""
 
     position: Position
     failure: Failure
@@ -145,73 +134,67 @@ class PendingLetter(msgspec.Struct, frozen=True, eq=False):
     attempted_seconds: tuple[float, ...] = ()
     """When it failed, as far as this owner knows."""
     work: Work | None = None
-    record: Record[bytes] | None = None
-    """None if it was trimmed from the stream."""
+    """The record alone; None if it was trimmed from the stream."""
     recovered: bool = False
     """An earlier owner decided it, and may have written the letter."""
 
+    @property
+    def record(self) -> Record[bytes] | None:
+        return None if self.work is None else self.work.records[0]
 
+
+@dataclass(eq=False, repr=False)
 class Session:
-    def __init__(
-        self,
-        holding: Holding,
-        stream: StreamName,
-        unpacker: Unpacker,
-        mode: DeliveryMode,
-        budget: Budget,
-        horizon: TrimHorizon,
-        service_clock: ServiceClock | None = None,
-    ) -> None:
-        row = holding.row
-        self.holding = holding
-        self.stream = stream
-        self.unpacker = unpacker
-        self.window = Window(unpacker)
-        self.budget = budget
-        self.horizon = horizon
-        self.service_clock = service_clock or ServiceClock()
+    holding: Holding
+    stream: StreamName
+    unpacker: Unpacker
+    mode: InitVar[DeliveryMode]
+    budget: Budget
+    horizon: TrimHorizon
+    service_clock: ServiceClock
+    state: State = "reading"
+    end: EndOfShard | None = None
+    """Set when the shard was read to its end, or its rest is gone."""
+    behind_ms: int | None = None
+    read_at_seconds: float = 0.0
+    """When the last page was made, by the service's clock."""
+    answered_seconds: float = 0.0
+    """When the last page came, by the service's clock."""
+    budget_full_since_ms: int | None = None
+    """Since when a read is due but does not fit into the byte budget."""
+    read_below_bytes: int = 0
+    """Reading paused because the shard holds too many bytes; it resumes below this. 0 if it is not paused."""
+    reason: Reason | None = None
+    """Why the shard is stalled; None if it is not, or if the engine has to find the reason."""
+    stopped: StoppedShard | None = None
+    """Where and why the shard stops, set as soon as that is decided (rule D4)."""
+    committed_count: int = 0
+    crash_counted: bool = True
+    """Whether the row counts this owner as a take without progress (rule D5)."""
+    _stop_row: Stopped | None = None
+    """The stop as it is written to the lease row."""
+    counters: Counters = field(default_factory=Counters)
+    """Since the lease was taken, without what the lane counts; `counted` has both."""
+    outage: OutageGuard = field(default_factory=OutageGuard)
+    _failures: dict[Position, tuple[tuple[float, ...], Failure]] = field(default_factory=dict)
+    """For dead letters: when the calls started that failed with each record alone, and how the last one failed."""
+    letters_due: list[PendingLetter] = field(default_factory=list)
+    """What the engine has to write, until it takes them."""
+    skipped: list[Record[bytes]] = field(default_factory=list)
+    """What was skipped since the engine looked."""
+
+    def __post_init__(self, mode: DeliveryMode) -> None:
+        checkpoint = self.row.checkpoint
+        self.window = Window(self.unpacker)
         self.lane: RecordLane | BatchLane = (
-            BatchLane(row.checkpoint, self.window, mode)
+            BatchLane(checkpoint, self.window, mode)
             if isinstance(mode, BatchLimits)
-            else RecordLane(row.checkpoint, mode.order, self.window, mode.limits, budget)
+            else RecordLane(checkpoint, self.window, mode, self.budget)
         )
-        self.state: State = "reading"
-        self.end: EndOfShard | None = None
-        """Set when the shard was read to its end, or its rest is gone."""
-        self.read_after: Position | None = row.checkpoint.watermark
+        self.read_after: Position | None = checkpoint.watermark
         """Everything up to here was received. The checkpoint instead follows what is finished."""
-        self.read_through_seconds = row.checkpoint.seen_through_seconds
-        """All records that arrived before this time were received, by the service's clock (rule T4). None if unknown.
-        """
-        self.behind_ms: int | None = None
-        self.read_at_seconds = 0.0
-        """When the last page was made, by the service's clock."""
-        self.answered_seconds = 0.0
-        """When the last page came, by the service's clock."""
-        self.budget_full_since_ms: int | None = None
-        """Since when a read is due but does not fit into the byte budget."""
-        self.read_below_bytes = 0
-        """Reading paused because the shard holds too many bytes; it resumes below this. 0 if it is not paused."""
-        self.reason: Reason | None = None
-        """Why the shard is stalled; None if it is not, or if the engine has to find the reason."""
-        self.stopped: StoppedShard | None = None
-        """Where and why the shard stops, set as soon as that is decided (rule D4)."""
-        self.committed_count = 0
-        self.crash_counted = True
-        """Whether the row counts this owner as a take without progress (rule D5)."""
-        self._stop_row: Stopped | None = None
-        """The stop as it is written to the lease row."""
-        self._held_bytes = 0
-        self.counters = Counters()
-        """Since the lease was taken, without what the lane counts; `counted` has both."""
-        self.outage = OutageGuard()
-        self._call_seconds: dict[Position, list[float]] = {}
-        """When the calls started that failed with each record alone."""
-        self._last_failures: dict[Position, Failure] = {}
-        self.letters_due: list[PendingLetter] = []
-        """What the engine has to write, until it takes them."""
-        self.skipped: list[Record[bytes]] = []
-        """What was skipped since the engine looked."""
+        self.read_through_seconds = checkpoint.seen_through_seconds
+        """All records that arrived before this time, by the service's clock, were received (rule T4)."""
 
     # what it is
 
@@ -291,7 +274,7 @@ class Session:
             checkpoint_age=None if written_ms is None else max(0, wall_ms - written_ms) / 1000,
             unfinished_count=self.lane.unfinished_count,
             counters=self.counted,
-            held_bytes=self._held_bytes,
+            held_bytes=self.window.held_bytes,
             fence_token=self.row.fence_token,
             subscription=subscription,
         )
@@ -330,19 +313,13 @@ class Session:
     @property
     def counted(self) -> Counters:
         """A copy of all its counters."""
-        lane, counters = self.lane, self.counters
-        return replace(
-            counters,
-            handled_count=lane.finished_count,
-            handled_bytes=lane.finished_bytes,
-            calls=counters.calls.copy(),
-        )
+        counted, tracker = self.counters.copy(), self.lane.tracker
+        counted.handled_count, counted.handled_bytes = tracker.finished_count, tracker.finished_bytes
+        return counted
 
     def count_failed_read(self, *, throttled: bool) -> None:
-        if throttled:
-            self.counters.throttle_count += 1
-        else:
-            self.counters.read_failure_count += 1
+        self.counters.throttle_count += throttled
+        self.counters.read_failure_count += not throttled
 
     def count_failed_attempt(self, elapsed_ms: int, *, retried: bool) -> None:
         self.counters.failed_count += 1
@@ -350,7 +327,7 @@ class Session:
         self.count_calls(elapsed_ms, 1)
 
     def count_calls(self, elapsed_ms: int, count: int) -> None:
-        """So many calls took this long together. `finish` counts those of work that is finished as a whole."""
+        """`elapsed_ms`: of all these calls together. `finish` counts the calls of work that is finished as a whole."""
         self.counters.calls.add(elapsed_ms, count)
 
     # its life
@@ -407,7 +384,7 @@ class Session:
         self._stop_row = Stopped(
             reason=self.stopped.reason,
             position=None if record is None else record.position,
-            partition_key=None if record is None else record.partition_key,
+            partition_key=self.stopped.partition_key,
             member_id=member_id,
             at_wall_ms=wall_ms,
         )
@@ -435,7 +412,6 @@ class Session:
         self._forget()
 
     def _forget(self) -> None:
-        """Drops all buffered records."""
         self.window.clear()
         self._settle()
         self.lane.forget()
@@ -454,9 +430,10 @@ class Session:
     def may_have_lost(self, page: ReadPage) -> bool:
         """Whether records may have been trimmed between the last page and this one (rule T4)."""
         known = self.read_through_seconds
-        if self._has_lost_its_place(page) if self._may_repeat else known is not None or self.is_unread_child:
-            return may_have_lost(known, self.horizon.at(page.server_seconds))
-        return False
+        is_possible = may_have_lost(known, self.horizon.at(page.server_seconds))
+        if self._may_repeat:
+            return is_possible and self._has_lost_its_place(page)
+        return is_possible and (known is not None or self.is_unread_child)
 
     @property
     def is_unread_child(self) -> bool:
@@ -472,9 +449,7 @@ class Session:
         return int(page.records[0].sequence_number) > position.sequence_number
 
     def add_page(self, page: ReadPage, reserved_bytes: int) -> int:
-        """Accepts all records of one read in one step, and returns their size. Releases the unused part of the
-        reservation.
-        """
+        """Accepts all records of one read in one step, returns their size, and releases the rest of the reservation."""
         if not self.is_live:
             self.budget.release(reserved_bytes)
             return 0
@@ -485,7 +460,6 @@ class Session:
         if records:
             charged = self.window.accept(records, self.read_after if self._may_repeat else None)
             self.read_after = Position(int(records[-1].sequence_number), WHOLE_RECORD)
-        self._held_bytes += charged
         self.budget.release(reserved_bytes - charged)
         made_seconds = page.server_seconds if page.made_seconds is None else page.made_seconds
         self.behind_ms, self.read_at_seconds, self.reason = page.behind_ms, made_seconds, None
@@ -540,9 +514,7 @@ class Session:
         self.read_through_seconds = seconds
 
     def starting_position(self) -> StartingPosition:
-        """Where a new read starts (rule T3): after the last received record, at the checkpoint, or at the start
-        position.
-        """
+        """Where a new read starts (rule T3)."""
         position = self.read_after
         if position is None:
             return self.row.start
@@ -565,7 +537,7 @@ class Session:
     @property
     def busy_bytes(self) -> int:
         """Bytes held, without records that wait for an unfinished record of their key: those have their own limit."""
-        return self._held_bytes - self.lane.held_back_bytes
+        return self.window.held_bytes - self.lane.held_back_bytes
 
     def pause_reading(self, below_bytes: int) -> None:
         """The shard holds too many bytes. It is read again when it holds less than this."""
@@ -594,7 +566,6 @@ class Session:
         """Releases the bytes of finished records to the budget."""
         freed = self.window.collect_freed()
         if freed:
-            self._held_bytes -= freed
             self.budget.release(freed)
 
     # work
@@ -616,7 +587,7 @@ class Session:
         """The next work, and what an earlier owner has decided about it."""
         lane = self.lane
         if isinstance(lane, BatchLane):
-            batch = lane.next(now_ms, ended=self.end is not None, no_room=self.reads_blocked(now_ms))
+            batch = lane.next(now_ms, flush=self.end is not None or self.reads_blocked(now_ms))
             return (None, None) if batch is None else (Work(self, batch, lane.attempts, None, now_ms), lane.prior)
         entry = lane.next(now_ms)
         if entry is None:
@@ -648,9 +619,7 @@ class Session:
         return Work(self, [entry.record], entry.attempts, entry, now_ms)
 
     def finish(self, work: Work, count: int | None = None, *, ended_at_ms: int | None = None) -> None:
-        """The first `count` records are finished; all by default. No effect if the shard is stopped or lost.
-        `ended_at_ms`: when the one call for them ended.
-        """
+        """The first `count` records are finished; all by default. `ended_at_ms`: when the one call for them ended."""
         if not self.is_live:
             return
         if ended_at_ms is not None:
@@ -660,27 +629,20 @@ class Session:
             calls.total_ms += elapsed_ms
         if isinstance(self.lane, BatchLane):
             self.lane.finish_through(len(work.records) if count is None else count)
-        elif work.entry is not None and count != 0:
+        elif work.entry is not None:
             self.lane.finish(work.entry)
-        if self._call_seconds:
-            self._forget_failures(work.records if count is None else work.records[:count])
+        if self._failures:
+            for record in work.records[:count]:
+                self._failures.pop(record.position, None)
         self._settle()
 
-    def _forget_failures(self, records: Sequence[Record[bytes]]) -> None:
-        for record in records:
-            self._call_seconds.pop(record.position, None)
-            self._last_failures.pop(record.position, None)
-
-    def note_failure(self, record: Record[bytes], started_seconds: float, failure: Failure | None) -> None:
-        """A call with this record alone failed. `failure`: for its dead letter, if one is written."""
-        self._call_seconds.setdefault(record.position, []).append(started_seconds)
-        if failure is not None:
-            self._last_failures[record.position] = failure
+    def note_failure(self, record: Record[bytes], started_seconds: float, failure: Failure) -> None:
+        """A call with this record alone failed. It may get a dead letter."""
+        earlier, _ = self._failures.get(record.position, ((), failure))
+        self._failures[record.position] = (*earlier, started_seconds), failure
 
     def retry_at(self, work: Work, at_ms: int, *, halve: bool = False) -> None:
-        """The attempt failed. The work is due again at that time; its key or shard waits until then. With `halve`, a
-        batch is not tried whole again.
-        """
+        """The attempt failed; its key or shard waits until that time. `halve`: a batch is not tried whole again."""
         if not self.is_live:
             return
         work.attempts += 1
@@ -710,61 +672,40 @@ class Session:
         """Goes on without this record of the work. Those before it are finished."""
         if not self.is_live:
             return
-        record = self._single_out(work, index)
-        self.skipped.append(record)
+        single = self._single_out(work, index)
+        self.skipped += single.records
         self.counters.skipped_count += 1
-        self._finish_single(work, record)
+        self.finish(single)
 
     def dead_letter(self, work: Work, failure: Failure, attempts: int, index: int = 0) -> None:
         """This record of the work goes to the dead letters. Those before it are finished."""
-        if not self.is_live:
-            return
-        record = self._single_out(work, index)
-        self._add_letter(work, record, failure, attempts)
+        if self.is_live:
+            self._add_letter(self._single_out(work, index), failure, attempts)
 
-    def _add_letter(
-        self, work: Work, record: Record[bytes], failure: Failure, attempts: int, *, recovered: bool = False
-    ) -> None:
+    def _add_letter(self, work: Work, failure: Failure, attempts: int, *, recovered: bool = False) -> None:
         if isinstance(self.lane, BatchLane):
             self.lane.dead_letter(attempts, failure)
         elif work.entry is not None:
             work.entry.attempts, work.entry.failure = attempts, failure
-        self.letters_due.append(
-            PendingLetter(
-                record.position,
-                failure,
-                attempts,
-                tuple(self._call_seconds.get(record.position, ())),
-                work,
-                record,
-                recovered,
-            )
-        )
+        position = work.records[0].position
+        attempted_seconds, _ = self._failures.get(position, ((), failure))
+        self.letters_due.append(PendingLetter(position, failure, attempts, attempted_seconds, work, recovered))
 
-    def _single_out(self, work: Work, index: int) -> Record[bytes]:
-        record = work.records[index]
+    def _single_out(self, work: Work, index: int) -> Work:
+        """This record of the work alone."""
         if isinstance(self.lane, BatchLane):
             self.lane.single_out(index)
-        return record
-
-    def _finish_single(self, work: Work, record: Record[bytes]) -> None:
-        if isinstance(self.lane, BatchLane):
-            self.lane.finish_through(1)
-        elif work.entry is not None:
-            self.lane.finish(work.entry)
-        self._forget_failures((record,))
-        self._settle()
+        return Work(self, [work.records[index]], entry=work.entry)
 
     def _continue_prior(self, work: Work, prior: OpenKey) -> None:
-        """An earlier owner, or an operator, has decided about this record."""
         if prior.state == "skipping":
             self.skip(work)
         else:
             failure = Failure(error_type=prior.error_type, fingerprint=prior.fingerprint)
-            self._add_letter(work, work.records[0], failure, prior.attempts, recovered=True)
+            self._add_letter(work, failure, prior.attempts, recovered=True)
 
     def _find_trimmed_letters(self, before: int | None) -> None:
-        """The stream has no unread record before this sequence number; None: none at all."""
+        """`before` is the first sequence number in the stream that was not read; None if there is none."""
         for mark in self.lane.tracker.take_trimmed(self.read_after, before):
             failure = Failure(error_type=mark.error_type, fingerprint=mark.fingerprint)
             self.letters_due.append(PendingLetter(mark.first_open, failure, mark.attempts, recovered=True))
@@ -781,18 +722,19 @@ class Session:
         """The letter is durable, or an operator wants the record skipped: continues after it."""
         if not self.is_live:
             return
-        if letter.work is None or letter.record is None:
+        if letter.work is None:
             self.lane.tracker.finish_trimmed(letter.position)
             return
         if skipped:
-            self.skipped.append(letter.record)
+            self.skipped += letter.work.records
         self.counters.skipped_count += skipped
         self.counters.dead_letter_count += not skipped
-        self._finish_single(letter.work, letter.record)
+        self.finish(letter.work)
 
     def take_waiting(self, position: Position) -> tuple[Work, Failure | None] | None:
         """The record with this position, if it waits for a retry, and its last failure. It counts as running again."""
-        lane, failure = self.lane, self._last_failures.get(position)
+        lane = self.lane
+        _, failure = self._failures.get(position, ((), None))
         if isinstance(lane, BatchLane):
             record = lane.first_unfinished
             if record is None or not lane.take_waiting(position):
@@ -803,16 +745,14 @@ class Session:
 
     @property
     def only_failing(self) -> tuple[Record[bytes], int] | None:
-        """The first record that waits for a retry and its failed attempts, if nothing else keeps the children of this
-        ended shard waiting (rule M4).
-        """
+        """The first record that waits for a retry, and its attempts, if the children wait for no other (rule M4)."""
         return None if self.end is None else self.lane.only_failing
 
     def next_record(self, now_ms: int) -> Record[bytes] | None:
         """The record that would start next, or runs. It is taken out of the window if necessary."""
         if self.lane.first_unfinished is None:
             if isinstance(self.lane, BatchLane):
-                self.lane.next(now_ms, ended=True)
+                self.lane.next(now_ms, flush=True)
             else:
                 self.lane.next(now_ms)
         return self.lane.first_unfinished

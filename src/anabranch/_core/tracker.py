@@ -9,8 +9,7 @@ Every record that leaves the window is entered here in stream order, and finishe
   this owner reaches that frontier, its own commits include the prior state.
 - A failed record is stored with its number of attempts, so retry counts survive failover (rule M5). So is one that is
   on its way to the dead letters, so that the next owner writes the letter and does not call the handler (rule D1).
-- Only unfinished records are kept. A finished record is no longer charged to the byte budget, so nothing here may hold
-  it, even if an earlier record keeps the watermark below it (P5).
+- Only unfinished records are kept: finished ones are no longer charged to the byte budget (P5).
 
 The tracker knows nothing of handlers, stores, time or payloads.
 """
@@ -89,6 +88,7 @@ class Tracker:
         self.finished_count = 0
         """Records finished in this holding, without those that the previous owner finished."""
         self.finished_bytes = 0
+        """Payloads and partition keys of those records; in batches, of whole slices."""
 
     def enter(self, record: Record[bytes], page: Page) -> Entry:
         """Enters the next record of the stream. The entry is already finished if the previous owner finished it."""
@@ -100,22 +100,17 @@ class Tracker:
         if self._failed:
             self._apply_mark(entry)
         if self._prior_frontier is not None:
-            self._mark_if_done(entry, self._prior_frontier)
+            entry.finished = self.already_done(record)
+            self._pass_frontier(record)
         if entry.finished:
             self._frontier = mark
         else:
             self._unfinished[ordinal] = entry
         return entry
 
-    def _mark_if_done(self, entry: Entry, prior_frontier: Position) -> None:
-        position = entry.record.position
-        if position >= prior_frontier:
+    def _pass_frontier(self, record: Record[bytes]) -> None:
+        if self._prior_frontier is not None and record.position >= self._prior_frontier:
             self._prior_frontier = None
-        if position > prior_frontier:
-            return
-        opened = self._prior_keys.get(key_digest(entry.record, self._base.order))
-        if opened is None or position < opened.first_open:
-            entry.finished = True
 
     def _apply_mark(self, entry: Entry) -> None:
         mark = self.prior_mark(entry.record)
@@ -134,8 +129,8 @@ class Tracker:
     # letters of trimmed records
 
     def take_trimmed(self, after: Position | None, before: int | None) -> list[OpenKey]:
-        """The stream has no record between the two any more: returns those that were on their way to the dead letters.
-        `after` was read before; `before` is a sequence number, None: the stream has no later record.
+        """Returns records between the two that have left the stream on their way to the dead letters. `before` is a
+        sequence number; None if the stream has no record after `after`.
         """
         gone = [
             mark
@@ -174,13 +169,10 @@ class Tracker:
         self.finished_bytes += entry.mark.read_bytes - (0 if entry.before is None else entry.before.read_bytes)
 
     def finish_prefix(self, record: Record[bytes], count: int, read_bytes: int) -> None:
-        """The next `count` records, up to and including this one, were handled in one go."""
+        """The next `count` records, up to and including this one, were handled."""
         assert not self.has_prior_state, "records with prior state are entered one by one"
         before = self._entered
-        if before is not None:
-            count_before, bytes_before = before.ordinal, before.read_bytes
-        else:
-            count_before = bytes_before = 0
+        count_before, bytes_before = (0, 0) if before is None else (before.ordinal, before.read_bytes)
         self._entered = self._frontier = Mark(
             count_before + count, bytes_before + read_bytes, record.sequence_number, record.sub_sequence_number
         )
@@ -198,7 +190,7 @@ class Tracker:
         return self._prior_frontier is not None
 
     def already_done(self, record: Record[bytes]) -> bool:
-        """For batches: whether the previous owner finished this record."""
+        """Whether the previous owner finished this record, the next one."""
         frontier = self._prior_frontier
         if frontier is None or (position := record.position) > frontier:
             return False
@@ -209,8 +201,7 @@ class Tracker:
         """For batches: all records up to this one are finished, the last `count` of them just now."""
         assert not self._unfinished, "batches and single records are not mixed"
         self._entered = Mark(0, 0, record.sequence_number, record.sub_sequence_number)
-        if self._prior_frontier is not None and record.position >= self._prior_frontier:
-            self._prior_frontier = None
+        self._pass_frontier(record)
         if self._failed_slice is not None and record.position >= self._failed_slice.first_open:
             self._failed_slice = None
         if self._failed:
@@ -223,7 +214,7 @@ class Tracker:
         return self._failed[0].first_open if self._failed else None
 
     def fail_slice(self, record: Record[bytes], attempts: int, failure: Failure | None = None) -> None:
-        """For batches: the batch that begins with this record failed so often."""
+        """For batches: the piece that begins with this record has failed `attempts` times."""
         self._failed_slice = _open_key(record, self._order, attempts, failure)
 
     @property
@@ -329,13 +320,8 @@ def adopt(checkpoint: Checkpoint, order: OrderMode) -> Checkpoint:
     (rule M5). What was decided about single records stays.
     """
     if checkpoint.order == "none" and order != "none":
-        return Checkpoint(
-            watermark=checkpoint.watermark,
-            open_keys=tuple(key for key in checkpoint.open_keys if key.state != "open"),
-            seek_epoch=checkpoint.seek_epoch,
-            order=order,
-            seen_through_seconds=checkpoint.seen_through_seconds,
-        )
+        decided = tuple(key for key in checkpoint.open_keys if key.state != "open")
+        return replace(checkpoint, frontier=None, open_keys=decided, order=order)
     return checkpoint
 
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from anabranch._core.handling.batches import BatchLimits
 from anabranch._core.handling.failures import SkipRecord, StopShard, last_step
-from anabranch._core.handling.lanes import LaneLimits
+from anabranch._core.handling.lanes import RecordsOneByOne
 from anabranch._core.leases.lease_table import Holding
 from anabranch._core.leases.machine import CommandsSeen, HandOffRequested, Held, Lost, MemberProfile
 from anabranch._core.leases.store_calls import Description
@@ -25,7 +25,7 @@ from anabranch._core.monitor import RunMonitor
 from anabranch._core.reading.pace import PaceLimits
 from anabranch._core.reading.service_time import ServiceClock
 from anabranch._core.reading.window import Unpacker
-from anabranch._core.session import RecordsOneByOne, Session
+from anabranch._core.session import Session
 from anabranch._core.shards.lifecycle import Start
 from anabranch._core.tracker import discards
 from anabranch._engine.checkpointer import Checkpointer, Drainer
@@ -300,10 +300,10 @@ class ConsumerRun:
         if isinstance(mode, HandleBatches):
             delivery = mode.limits
         else:
-            open_keys_max = options.concurrency + PARKED_KEYS_MAX
             delivery = RecordsOneByOne(
                 options.order,
-                LaneLimits(open_keys_max=open_keys_max, replay_bytes_max=checkpoints.replay_bytes_max),
+                open_keys_max=options.concurrency + PARKED_KEYS_MAX,
+                replay_bytes_max=checkpoints.replay_bytes_max,
             )
         on_error = self._on_callback_error
         return Dispatcher(

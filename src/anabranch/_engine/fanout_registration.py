@@ -14,7 +14,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from anabranch._core.leases.store_calls import NoAnswer, PollStore, ReadStreams, StoreCall, WriteStream
-from anabranch._core.reading.registration import LOOK_EVERY_MS, Found, Ready, Store, may_remove, next_step, own_name
+from anabranch._core.reading.registration import LOOK_EVERY_MS, Found, may_remove, next_step, own_name
 from anabranch._engine.fleet import Fleet
 from anabranch._engine.shard_discovery import CoalescedCall, retry_kinesis_call
 from anabranch._model.leases import FanOutConsumer, StreamRow
@@ -88,14 +88,15 @@ class FanOutRegistration:
             if look:
                 found, look = await self._look(row, name), False
             step = next_step(name, row.fanout, found, waited_ms=waited_ms, is_own=self._plan.name is None)
-            if isinstance(step, Ready):
-                consumer = FanOutConsumer(name=name, arn=step.arn, state="registered")
+            if step == "ready":
+                assert row.fanout is not None, "the stored consumer is ready"
+                consumer = replace(row.fanout, state="registered")
                 if self._consumers.get(stream_key) != consumer:
                     self._consumers[stream_key] = consumer
-                    self._ports.emit(ConsumerRegistered(stream=row.name, consumer=name, arn=step.arn))
+                    self._ports.emit(ConsumerRegistered(stream=row.name, consumer=name, arn=consumer.arn))
                 return
-            if isinstance(step, Store):
-                await self._store(row, step.fanout)
+            if isinstance(step, FanOutConsumer):
+                await self._store(row, step)
                 found = "unknown"
                 continue
             if step == "look_again":

@@ -12,8 +12,8 @@ from typing import Any, Final, Generic, TypeVar
 
 from anabranch._core.handling.batches import BatchLimits
 from anabranch._core.handling.failures import UndecodableError
-from anabranch._core.handling.lanes import LaneLimits
-from anabranch._core.session import RecordsOneByOne, Session, Work
+from anabranch._core.handling.lanes import RecordsOneByOne
+from anabranch._core.session import Session, Work
 from anabranch._engine.dispatcher import conclude_undecodable, make_batch
 from anabranch._engine.handler_calls import HandlerOptions, task_stack
 from anabranch._engine.processor import Processor
@@ -333,7 +333,7 @@ class ManualIterator(LoopProcessor):
     manual_ack = True
 
     def __init__(self, ports: Ports, queue: WorkQueue, changes: Changes, options: HandlerOptions) -> None:
-        mode = RecordsOneByOne("none", LaneLimits(open_keys_max=UNACKNOWLEDGED_MAX))
+        mode = RecordsOneByOne("none", open_keys_max=UNACKNOWLEDGED_MAX)
         super().__init__(ports, queue, changes, mode, options)
         self._unacknowledged: dict[Name, Work] = {}
         self._lost: set[tuple[str, str]] = set()

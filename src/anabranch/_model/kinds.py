@@ -22,9 +22,7 @@ def refuse(violations: Sequence[str]) -> None:
 
 
 def check_types(given: Mapping[str, object], kinds: Mapping[str, Any]) -> list[str]:
-    """Raises ConfigurationError if a value has the wrong type. Otherwise returns the wrong choices, which the caller
-    reports together with values out of range.
-    """
+    """Raises ConfigurationError for a wrong type. Returns wrong choices, to report them with values out of range."""
     violations: list[str] = []
     has_wrong_types = False
     for name, kind in kinds.items():
@@ -52,13 +50,16 @@ def check_arguments(function: object, given: Mapping[str, object], *, but: Colle
 
 def check_hook(name: str, hook: object, argument: str) -> None:
     """Raises ConfigurationError unless the hook is None or a plain function. Nothing awaits an async one."""
-    if hook is None:
-        return
-    functions = (hook, getattr(hook, "__call__", None))  # noqa: B004 -- the method of a callable object
-    if not callable(hook) or any(map(inspect.iscoroutinefunction, functions)):
+    if hook is not None and (not callable(hook) or is_async(hook)):
         raise ConfigurationError(
             f"{name}={hook!r}: expected a plain function that takes {argument}, not an async function"
         )
+
+
+def is_async(function: object) -> bool:
+    """Whether it is an async function, or an object that is called like one."""
+    functions = (function, getattr(function, "__call__", None))  # noqa: B004 -- the method of a callable object
+    return any(map(inspect.iscoroutinefunction, functions))
 
 
 def check_seconds(name: str, given: object) -> None:

@@ -6,7 +6,7 @@ of a worker process, and `ControlRow`s for commands. Rows are immutable; every w
 - Rows name members, never worker ids. A member is one run of one process, so two processes are never confused.
 - The `version` of a lease grows by one with every write, its `epoch` with every take. Neither ever goes back.
 - The `watermark` only advances within one `seek_epoch`. A finish is final within one generation.
-- A newer minor version may add fields to a row, at its top level. An older one keeps them in `extra`.
+- A newer minor version may add fields to a row, at its top level. Every write of an older one keeps them, in `extra`.
 - The garbage collector does not track lease rows and what is in them: nothing in a row refers back, and a worker may
   replace thousands of rows a second.
 """
@@ -40,21 +40,14 @@ class AppRow(msgspec.Struct, frozen=True, kw_only=True):
     """Random. Another id under the same name means that the store was reset."""
     created_wall_ms: int
     incarnation: str = ""
-    """The storage that the fleet trusts. Another one is recorded only after the longest expiry, so that a process that
-    starts just after a rollback knows of it too (rule L13).
-    """
+    """The storage that the fleet trusts. A new one is recorded only after the longest expiry (rule L13)."""
     watch: int = 0
     """Grows while somebody looks at the fleet; then members write their status more often."""
     place: Place = "here"
-    """Workers start only `here`. `arriving`: not all rows have been copied into this store yet. `leaving`: not all rows
-    have been copied from here. `moved`: it lives in another store now.
-    """
+    """Workers start only `here`. `arriving`, `leaving`: its rows are being copied. `moved`: it is elsewhere now."""
     other_store: str = ""
-    """The URL of the store that it comes from, or moves to. After the move, a second line identifies the storage,
-    because the same URL may name another one elsewhere.
-    """
+    """The URL of the store that it comes from, or moves to; after the move, also a line with its storage."""
     extra: dict[str, Any] = {}
-    """Fields of a newer version. Every write keeps them."""
 
     @property
     def other_url(self) -> str:
@@ -92,7 +85,6 @@ class StreamRow(msgspec.Struct, frozen=True, kw_only=True):
     """None if no worker has read the stream with fan-out."""
     version: int = 0
     extra: dict[str, Any] = {}
-    """Fields of a newer version. Every write keeps them."""
 
 
 class LeaseKey(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -163,9 +155,7 @@ class Checkpoint(msgspec.Struct, frozen=True, gc=False):
     seek_epoch: int = 0
     order: OrderMode = "shard"
     seen_through_seconds: float | None = None
-    """All records that arrived before this time, by the service's clock, were handled. If the shard was never read:
-    they were in its parents (rule T4).
-    """
+    """All records that arrived before this time, by the service's clock, were handled, here or in parents (rule T4)."""
 
 
 class Finish(msgspec.Struct, frozen=True):
@@ -186,9 +176,7 @@ class Stopped(msgspec.Struct, frozen=True):
 
 
 RESTORED_VERSION_MIN: Final = 1_000_000_000
-"""A row that somebody has deleted is created again with the time in seconds as its version. That is higher than any
-version that writes can reach (rule L18).
-"""
+"""A deleted row is created again with the time in seconds as its version: no other row has so high a one (rule L18)."""
 
 
 class LeaseRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -208,13 +196,10 @@ class LeaseRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     stopped: Stopped | None = None
     paused: bool = False
     takes_without_progress: int = 0
-    """Grows with each take, and falls to zero with each commit that advances. A high number shows a record that kills
-    its owners (rule D5).
-    """
+    """Takes since the last commit that advanced. A high number shows a record that kills its owners (rule D5)."""
     records_handled: int = 0
     checkpointed_at_wall_ms: int | None = None
     extra: dict[str, Any] = {}
-    """Fields of a newer version. Every write keeps them."""
 
     @property
     def is_finished(self) -> bool:
@@ -254,9 +239,7 @@ class ShardStatus(msgspec.Struct, frozen=True, array_like=True):
     retention_left_seconds: int | None = None
     """Until that record is trimmed."""
     handled_through_seconds: float | None = None
-    """When that record arrived, by the service's clock: all earlier ones are finished. The lag of a shard whose worker
-    has died is the time since then.
-    """
+    """When that record arrived, by the service's clock. If its worker dies, the shard's lag is the time since then."""
 
 
 class StatusRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -276,7 +259,6 @@ class StatusRow(msgspec.Struct, frozen=True, kw_only=True):
     then the others by their lag.
     """
     extra: dict[str, Any] = {}
-    """Fields of a newer version. Every write keeps them."""
 
 
 REQUESTS_MAX: Final = 8
@@ -336,16 +318,13 @@ class MemberRow(msgspec.Struct, frozen=True, kw_only=True):
     change_count: int = 0
     """How many leases this member has created or changed, commits excluded."""
     changed: tuple[str, ...] = ()
-    """Short names of the leases that it changed last, at most 8, the newest at the end. Others read those by key
-    (rule R0).
-    """
+    """Short names of the leases that it changed last, at most 8, the newest last. Others read these (rule R0)."""
     reads_healthy: bool = True
     draining: bool = False
     wanted: tuple[str, ...] = ()
     """Short names of the requests that this member has not answered yet, at most 8."""
     joined_wall_ms: int = 0
     extra: dict[str, Any] = {}
-    """Fields of a newer version. Every write keeps them."""
 
     @property
     def worker_id(self) -> str:
@@ -389,7 +368,6 @@ class ControlRow(msgspec.Struct, frozen=True, kw_only=True):
     state: Literal["pending", "applied", "refused", "expired"] = "pending"
     result: str = ""
     extra: dict[str, Any] = {}
-    """Fields of a newer version. Every write keeps them."""
 
 
 class Poll(msgspec.Struct, frozen=True, kw_only=True):
@@ -402,9 +380,7 @@ class Poll(msgspec.Struct, frozen=True, kw_only=True):
     commands: tuple[ControlRow, ...]
     """The pending ones, in the order in which they were requested, then of their ids."""
     evidence: str | None
-    """The identity of the storage that gave this answer (rule L13). None if the server does not offer it with each
-    answer; then only rows that are older than acknowledged writes show a roll-back.
-    """
+    """The identity of the storage that gave this answer (rule L13); None if the server does not offer it."""
     known_dead: tuple[str, ...] = ()
     """Live members whose process is known to be dead, so that they may be sealed without waiting (rule L17)."""
 

@@ -48,9 +48,6 @@ class Position(NamedTuple):
         return cls(parse_sequence_number(number), int(sub) if colon else BEFORE_FIRST_SUB)
 
 
-PositionType = Literal["AT_SEQUENCE_NUMBER", "AFTER_SEQUENCE_NUMBER", "AT_TIMESTAMP", "TRIM_HORIZON", "LATEST"]
-
-
 class StartingPosition(msgspec.Struct, frozen=True):
     """Where reading begins, as in GetShardIterator and SubscribeToShard.
 
@@ -58,7 +55,7 @@ class StartingPosition(msgspec.Struct, frozen=True):
     nothing (rule T1). LATEST is for tools that only look at a stream.
     """
 
-    type: PositionType
+    type: Literal["AT_SEQUENCE_NUMBER", "AFTER_SEQUENCE_NUMBER", "AT_TIMESTAMP", "TRIM_HORIZON", "LATEST"]
     sequence_number: str | None = None
     timestamp_seconds: float | None = None
 
@@ -108,14 +105,10 @@ def shard_index(shard_id: str) -> int:
     return int(digits)
 
 
-FilterType = Literal[
-    "AFTER_SHARD_ID", "AT_TRIM_HORIZON", "FROM_TRIM_HORIZON", "AT_LATEST", "AT_TIMESTAMP", "FROM_TIMESTAMP"
-]
-
-
 class ShardFilter(msgspec.Struct, frozen=True):
-    type: FilterType
-    shard_id: str | None = None
+    """Which shards ListShards returns. The service has more types."""
+
+    type: Literal["AT_LATEST", "AT_TRIM_HORIZON", "FROM_TIMESTAMP"]
     timestamp_seconds: float | None = None
 
 

@@ -162,13 +162,8 @@ def encode_list_shards(
         return encode_request({"StreamARN": stream.arn, "NextToken": next_token, "MaxResults": max_results})
     members: dict[str, object] = {**stream_members(stream), "MaxResults": max_results}
     if shard_filter is not None:
-        members["ShardFilter"] = _without_none(
-            {
-                "Type": shard_filter.type,
-                "ShardId": shard_filter.shard_id,
-                "Timestamp": shard_filter.timestamp_seconds,
-            }
-        )
+        filter_members = {"Type": shard_filter.type, "Timestamp": shard_filter.timestamp_seconds}
+        members["ShardFilter"] = _without_none(filter_members)
     return encode_request(members)
 
 

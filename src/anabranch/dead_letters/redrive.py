@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, Final, Protocol, Self, TypeVar
 import msgspec
 
 from anabranch._aws.kinesis_client import KinesisByRegion
-from anabranch._core.backoff import backoff_ms, retry_in_ms
+from anabranch._core.backoff import backoff_ms, retry_pause_ms
 from anabranch._core.handling.batches import BatchLimits
 from anabranch._core.handling.failures import UndecodableError
 from anabranch._core.redrive import (
@@ -299,8 +299,10 @@ class Redrive:
                 if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                     raise  # this redrive ends; a handler may raise it, too
                 failure = Failure.of(error)
-                pause_ms = retry_in_ms(self.settings.policy, len(calls_at), self._entropy)
-                if pause_ms is None or await _is_set_within(self.stop, pause_ms / 1000):
+                policy, failed_count = self.settings.policy, len(calls_at)
+                if failed_count >= policy.attempts:
+                    return failure, tuple(calls_at)
+                if await _is_set_within(self.stop, retry_pause_ms(policy, failed_count, self._entropy) / 1000):
                     return failure, tuple(calls_at)
             else:
                 return None, tuple(calls_at)

@@ -160,7 +160,6 @@ def _leave_uncommitted(original):
 def _settle_half(self):
     freed = self.window.collect_freed()
     if freed:
-        self._held_bytes -= freed
         self.budget.release(freed // 2)
 
 

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
-from anabranch._core.handling.lanes import LaneLimits
 from anabranch._core.reading.service_time import ServiceClock
 from anabranch._engine.shard_reports import ShardReports
 from anabranch._model.leases import HandOffRequest
@@ -226,7 +225,7 @@ def test_a_shard_without_room_to_read_reports_that_reason():
 
 
 def test_a_full_lane_is_the_reason_only_if_nothing_of_it_is_finished():
-    told, session = [], make_session(order="key", limits=LaneLimits(open_keys_max=2))
+    told, session = [], make_session(order="key", limits={"open_keys_max": 2})
     reports = make_reports(told.append)
     read(session, *(plain(number, f"key-{number}") for number in range(1, 5)))
     reports.report([session], 0)

@@ -36,4 +36,4 @@ def test_starting_positions_use_aws_names():
 
 def test_filters_are_values():
     assert ShardFilter("AT_LATEST") == AT_LATEST
-    assert ShardFilter("AT_TIMESTAMP", timestamp_seconds=2.0).timestamp_seconds == 2.0
+    assert ShardFilter("FROM_TIMESTAMP", timestamp_seconds=2.0).timestamp_seconds == 2.0

@@ -23,10 +23,7 @@ def test_a_listing_is_asked_for_with_its_filter() -> None:
     assert encode_list_shards(ORDERS, shard_filter=AT_LATEST, max_results=5) == [
         b'{"StreamName":"orders","MaxResults":5,"ShardFilter":{"Type":"AT_LATEST"}}'
     ]
-    assert encode_list_shards(ORDERS, shard_filter=ShardFilter("AFTER_SHARD_ID", "shardId-0")) == [
-        b'{"StreamName":"orders","ShardFilter":{"Type":"AFTER_SHARD_ID","ShardId":"shardId-0"}}'
-    ]
-    assert encode_list_shards(ORDERS, shard_filter=ShardFilter("FROM_TIMESTAMP", None, 1.5)) == [
+    assert encode_list_shards(ORDERS, shard_filter=ShardFilter("FROM_TIMESTAMP", 1.5)) == [
         b'{"StreamName":"orders","ShardFilter":{"Type":"FROM_TIMESTAMP","Timestamp":1.5}}'
     ]
 

@@ -38,14 +38,13 @@ class BatchLane:
         self._limits = limits
         self._filling: list[Record[bytes]] = []
         self._slices: deque[tuple[int, RecordSlice]] = deque()
-        """The slices of the batch, each with the number of records up to its end. The bytes of a slice are freed
-        together.
-        """
+        """The slices of the batch, which are freed one by one; each with the number of records up to its end."""
         self._done_after_batch: Record[bytes] | None = None
         """The last record after this batch that the previous owner had finished."""
         self._filling_bytes = 0
         self._filling_since_ms = 0
-        self._out: list[Record[bytes]] | None = None
+        self._out: list[Record[bytes]] = []
+        """The current batch."""
         self._finished_here = 0
         """How many records of the current batch are finished."""
         self._start = 0
@@ -53,9 +52,7 @@ class BatchLane:
         self._size = 0
         """How many records the current piece has; 0 if the next one is not handed out yet."""
         self._halves: list[int] = []
-        """The sizes of the pieces after the current one, in reverse order. Records that they do not cover are the last
-        piece.
-        """
+        """The sizes of the pieces after the current one, in reverse order. All further records are the last piece."""
         self._was_retried = False
         """Whether the batch was retried whole since one of its records was last finished."""
         self._retry_at_ms: int | None = None
@@ -65,26 +62,21 @@ class BatchLane:
         """Every batch has one record, whatever the limits."""
         self.attempts = 0
         """Failed attempts at the current piece. Those of earlier owners count if it is a single record."""
-        self.finished_bytes = 0
-        """Payloads and partition keys, counted when all records of a slice are finished."""
         self.prior: OpenKey | None = None
         """What an earlier owner, or an operator, has decided about the current piece: it is not handled."""
 
-    def next(self, now_ms: int, *, ended: bool, no_room: bool = False) -> list[Record[bytes]] | None:
-        """The next batch or piece of one, if one is due. `ended`: the shard was read to its end. `no_room`: no more
-        reads until records finish, so deliver partial batches now.
-        """
+    def next(self, now_ms: int, *, flush: bool) -> list[Record[bytes]] | None:
+        """The next batch or piece of one, if one is due. `flush`: do not wait, because no more records come for now."""
         if self._stopped:
             return None
-        if self._out is None and not self._begin_batch(now_ms, flush=ended or no_room):
+        if not self._out and not self._begin_batch(now_ms, flush=flush):
             return None
-        assert self._out is not None
         if self._size:
             if self._retry_at_ms is None or now_ms < self._retry_at_ms:
                 return None
             self._retry_at_ms = None
         else:
-            self._begin_piece(self._out)
+            self._begin_piece()
         return self._out[self._start : self._start + self._size]
 
     def _begin_batch(self, now_ms: int, *, flush: bool) -> bool:
@@ -93,13 +85,14 @@ class BatchLane:
         if not (full or waited or (flush and self._filling)):
             return False
         self._out, self._filling = self._filling, []
-        self._filling_bytes = self._finished_here = self._start = 0
+        self._filling_bytes = 0
         self._was_retried = False
         return True
 
-    def _begin_piece(self, out: list[Record[bytes]]) -> None:
+    def _begin_piece(self) -> None:
         """The next half, or all that is left. A record that failed under an earlier owner is a piece of its own."""
-        start = self._start = self._finished_here
+        out, start = self._out, self._finished_here
+        self._start = start
         size = self._halves.pop() if self._halves else len(out) - start
         failed = self.tracker.next_failed
         if failed is not None and size > 1 and failed <= out[start + size - 1].position:
@@ -108,10 +101,10 @@ class BatchLane:
             self._halves.append(size - first)
             size = first
         self._size = size
-        self._count_attempts(out)
+        self._count_attempts()
 
-    def _count_attempts(self, out: list[Record[bytes]]) -> None:
-        record = out[self._start]
+    def _count_attempts(self) -> None:
+        record = self._out[self._start]
         mark = self.tracker.prior_mark(record) if self._size == 1 else None
         self.attempts, self.prior = 0, None
         if mark is not None:
@@ -149,7 +142,6 @@ class BatchLane:
     def finish_through(self, count: int) -> None:
         """The first `count` records of the current piece are finished."""
         out, slices = self._out, self._slices
-        assert out is not None
         through = self._start + count
         if through > self._finished_here:
             self.tracker.finish_through(out[through - 1], through - self._finished_here)
@@ -157,39 +149,35 @@ class BatchLane:
         while slices and slices[0][0] <= through:
             finished = slices.popleft()[1]
             self._window.finish_some(finished)
-            self.finished_bytes += finished.cost - RECORD_OVERHEAD_BYTES * len(finished.records)
+            self.tracker.finished_bytes += finished.cost - RECORD_OVERHEAD_BYTES * len(finished.records)
         if count == self._size:
             self._size = 0
         if through == len(out):
             if self._done_after_batch is not None:
                 self.tracker.finish_through(self._done_after_batch, 0)
-            self._out, self._done_after_batch = None, None
+            self._out, self._finished_here, self._done_after_batch = [], 0, None
 
     def retry_at(self, at_ms: int, attempts: int, *, halve: bool = False) -> None:
-        """The current piece failed so often and is due again at that time. A batch is tried whole once more; after
-        that, or with `halve`, a piece that failed is halved. Records that are already finished are not handed out
-        again.
+        """The current piece has failed `attempts` times, and is due again at `at_ms`. A batch is tried whole once more;
+        after that, or with `halve`, a piece that failed is halved. Finished records are not handed out again.
         """
-        out, left = self._out, self._start + self._size - self._finished_here
-        assert out is not None
+        left = self._start + self._size - self._finished_here
         self._retry_at_ms = at_ms
         if self._finished_here > self._start:
             self._start, self._size, self._was_retried = self._finished_here, left, False
-            self._count_attempts(out)
+            self._count_attempts()
         elif left == 1:
             self.attempts = attempts
-            self.tracker.fail_slice(out[self._start], attempts)
+            self.tracker.fail_slice(self._out[self._start], attempts)
         elif not (self._was_retried or halve):
             self._was_retried, self.attempts = True, attempts
         else:
             self._size = (left + 1) // 2
             self._halves.append(left - self._size)
-            self._count_attempts(out)
+            self._count_attempts()
 
     def single_out(self, index: int) -> None:
-        """Finishes the records of the current piece before this one, and makes it a piece of its own. It counts as
-        running until it is finished.
-        """
+        """Finishes the records of the current piece before this one, which becomes a piece of its own, and runs."""
         if index:
             self.finish_through(index)
         left = self._start + self._size - self._finished_here
@@ -199,22 +187,18 @@ class BatchLane:
 
     def dead_letter(self, attempts: int, failure: Failure) -> None:
         """The current piece, a single record, is on its way to the dead letters (rule D1)."""
-        assert self._out is not None
         assert self._size == 1, "only single records go to the dead letters"
         self.tracker.fail_slice(self._out[self._start], attempts, failure)
 
     def take_waiting(self, position: Position) -> bool:
         """Whether this record waits for a retry, alone. It counts as running from now on."""
-        if self._out is None or self._size != 1 or self._retry_at_ms is None:
-            return False
-        if self._out[self._start].position != position:
+        if self._size != 1 or self._retry_at_ms is None or self._out[self._start].position != position:
             return False
         self._retry_at_ms = None
         return True
 
     def give_back(self) -> None:
         """The current piece was not started: it is due again, unchanged."""
-        assert self._out is not None
         self._retry_at_ms = 0
 
     def stop(self) -> None:
@@ -223,8 +207,8 @@ class BatchLane:
 
     def forget(self) -> None:
         """Drops all records, because the shard is stopped or lost. The checkpoint stays as it is."""
-        self._filling, self._out, self._done_after_batch = [], None, None
-        self._size, self._retry_at_ms = 0, None
+        self._filling, self._out, self._done_after_batch = [], [], None
+        self._finished_here, self._size, self._retry_at_ms = 0, 0, None
         self._halves.clear()
         self._slices.clear()
         self._stopped = True
@@ -233,18 +217,14 @@ class BatchLane:
     def next_deadline_ms(self) -> int | None:
         if self._stopped:
             return None
-        if self._out is not None:
+        if self._out:
             return self._retry_at_ms
         return self._filling_since_ms + self._limits.max_wait_ms if self._filling else None
 
     @property
-    def running_count(self) -> int:
-        return 1 if self._size and self._retry_at_ms is None else 0
-
-    @property
     def only_failing(self) -> tuple[Record[bytes], int] | None:
         """The record that waits for a retry and its failed attempts, if it is alone and nothing follows it."""
-        if self._out is None or self._retry_at_ms is None or not self.attempts:
+        if not self._out or self._retry_at_ms is None or not self.attempts:
             return None
         if self._finished_here + 1 < len(self._out) or self._filling or not self._window.is_empty:
             return None
@@ -252,12 +232,11 @@ class BatchLane:
 
     def holds(self, position: Position) -> bool:
         """Whether this record was taken out of the window and is not finished."""
-        out = [] if self._out is None else self._out[self._finished_here :]
-        return any(record.position == position for record in (*out, *self._filling))
+        return any(record.position == position for record in (*self._out[self._finished_here :], *self._filling))
 
     @property
     def unfinished_count(self) -> int:
-        return len(self._filling) + (0 if self._out is None else len(self._out) - self._finished_here)
+        return len(self._filling) + len(self._out) - self._finished_here
 
     @property
     def finished_count(self) -> int:
@@ -265,7 +244,7 @@ class BatchLane:
 
     @property
     def first_unfinished(self) -> Record[bytes] | None:
-        if self._out is not None:
+        if self._out:
             return self._out[self._finished_here]
         return self._filling[0] if self._filling else None
 

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from anabranch._core.backoff import backoff_ms, retry_in_ms
+from anabranch._core.backoff import retry_pause_ms
 from anabranch._model.entropy import Entropy
 from anabranch.policies import DeadLetter, Retry, Skip, Stop
 from anabranch.reasons import LooksLikeOutage, Reason, StoppedByHandler, StoppedByPayload
@@ -37,7 +37,7 @@ class RetryAt(msgspec.Struct, frozen=True):
 
     at_ms: int
     pause_ms: int
-    halve: bool = False
+    halve: bool
     """The batch is not tried whole again."""
 
 
@@ -89,9 +89,9 @@ class Situation(msgspec.Struct, frozen=True):
 
     now_ms: int
     outage: OutageGuard
-    success_count: int = 0
+    success_count: int
     """Records of the shard that were handled so far."""
-    service_seconds: float | None = None
+    service_seconds: float | None
     """The service's clock (rule D8); None before its first answer."""
 
 
@@ -104,15 +104,11 @@ def decide(
     attempts: int,
     entropy: Entropy,
 ) -> Decision:
-    """`attempts` includes the call that just failed. A batch is always retried: the retries end with the record that
-    fails alone (rule D11).
-    """
+    """`attempts` includes the call that just failed. A batch is retried until one record fails alone (rule D11)."""
     record, gives_up = records[0], isinstance(error, policy.give_up_on) or _is_too_old(policy, records[0], situation)
-    if len(records) > 1:
-        pause_ms = backoff_ms(attempts, entropy, first_ms=policy.backoff * 1000, max_ms=policy.backoff_max * 1000)
+    if len(records) > 1 or not (gives_up or attempts >= policy.attempts):
+        pause_ms = retry_pause_ms(policy, attempts, entropy)
         return RetryAt(situation.now_ms + pause_ms, pause_ms, halve=gives_up)
-    if not gives_up and (pause_in_ms := retry_in_ms(policy, attempts, entropy)) is not None:
-        return RetryAt(situation.now_ms + pause_in_ms, pause_in_ms)
     stop = StoppedByHandler(
         position=str(record.position),
         partition_key=record.partition_key,
@@ -158,9 +154,7 @@ def root_error(error: BaseException) -> BaseException:
 
 
 def first_failed(records: Sequence[Record[bytes]], failure: BatchFailure) -> int:
-    """The index of the first record that the handler reported as failed (rule D2); 0 if it named none of these
-    records, because then nothing is finished.
-    """
+    """The index of the first record that the handler reported (rule D2); 0 if it reported none of these records."""
     failed = {record.position for record in failure.failed}
     return next((number for number, record in enumerate(records) if record.position in failed), 0)
 
@@ -173,9 +167,7 @@ def undecodable(policy: Retry, error: UndecodableError, situation: Situation) ->
 
 
 def error_text(error: BaseException) -> str:
-    """The error as text for a lease row: bounded, and valid Unicode, since handlers can raise anything. Text that a
-    store refuses would crash the worker instead of stopping the shard.
-    """
+    """The error as text that every store accepts: bounded, and valid Unicode. Handlers can raise anything."""
     name = type(error).__name__
     try:
         text = str(error)

@@ -37,7 +37,10 @@ SLICE_BYTES_MAX = 16 << 20
 """The largest payload of one `upcoming` slice."""
 
 
-class LaneLimits(msgspec.Struct, frozen=True):
+class RecordsOneByOne(msgspec.Struct, frozen=True):
+    """How single records are delivered: their order, and how much may be held back for it."""
+
+    order: OrderMode
     open_keys_max: int = 132
     """Keys with an unfinished record between watermark and frontier: the concurrency plus 100 that wait."""
     held_back_bytes_max: int = 16 << 20
@@ -47,28 +50,20 @@ class LaneLimits(msgspec.Struct, frozen=True):
 class RecordLane:
     """The records of one shard on their way to handlers."""
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        order: OrderMode,
-        window: Window,
-        limits: LaneLimits | None = None,
-        budget: Budget | None = None,
-    ) -> None:
+    def __init__(self, checkpoint: Checkpoint, window: Window, mode: RecordsOneByOne, budget: Budget) -> None:
         self._budget = budget
         """Charged for held-back sub-records, because their page is charged for the aggregate only."""
-        self.order: OrderMode = order
+        self.order: OrderMode = mode.order
         self._window = window
-        self._limits = limits or LaneLimits()
-        self._tracker = Tracker(checkpoint, order)
+        self._limits = mode
+        self.tracker = Tracker(checkpoint, mode.order)
         self._ready: deque[Entry] = deque()
         self._later: list[tuple[int, int, Entry]] = []
         self._queues: dict[str, deque[Entry]] = {}
-        """With order "key": the unfinished entries of each key. The first one is running, ready or waiting for a
-        retry.
-        """
+        """With order "key": the unfinished entries of each key. All but the first one are held back."""
         self._running: dict[int, Entry] = {}
-        self._held_back_bytes = 0
+        self.held_back_bytes = 0
+        """Bytes of records that wait for unfinished records of their keys."""
         self._reserved_bytes = 0
         self._has_no_room = False
         self.scan_is_cut = False
@@ -107,7 +102,7 @@ class RecordLane:
             if pulled is None:
                 return None
             record, page = pulled
-            entry = self._tracker.enter(record, page)
+            entry = self.tracker.enter(record, page)
             if entry.finished:
                 self._window.finish(record, page)
                 continue
@@ -125,14 +120,14 @@ class RecordLane:
     # what is handled at once
 
     def upcoming(self, now_ms: int, count_max: int) -> list[Record[bytes]]:
-        """The next records, if no other record is due before them. The caller may call handlers for them one after
-        another without taking them. It then reports the finished ones to `finish_prefix`, and takes the one whose call
-        still runs with `begin`. Nothing else may happen to the lane in between.
+        """The next records, if no other record is due before them. The caller handles them one after another, reports
+        those that are finished to `finish_prefix`, and takes the one whose call still runs with `begin`. In between,
+        nothing else may happen to the lane.
         """
         if (
             self._stopped
             or self._ready
-            or self._tracker.has_prior_state
+            or self.tracker.has_prior_state
             or (self._later and self._later[0][0] <= now_ms)
         ):
             return []
@@ -144,7 +139,7 @@ class RecordLane:
             return self._window.peek_some(count_max, SLICE_BYTES_MAX)
         if self.stall_reason is not None:
             return []
-        replay_bytes_left = self._limits.replay_bytes_max - self._tracker.replay_bytes
+        replay_bytes_left = self._limits.replay_bytes_max - self.tracker.replay_bytes
         records = self._window.peek_some(count_max, min(SLICE_BYTES_MAX, replay_bytes_left))
         if self.order == "key" and self._queues:
             for index, record in enumerate(records):
@@ -156,14 +151,14 @@ class RecordLane:
         """The first `count` upcoming records were handled."""
         pulled = self._window.pull_some(count, SLICE_BYTES_MAX)
         assert pulled is not None
-        self._tracker.finish_prefix(pulled.records[-1], count, pulled.cost - RECORD_OVERHEAD_BYTES * count)
+        self.tracker.finish_prefix(pulled.records[-1], count, pulled.cost - RECORD_OVERHEAD_BYTES * count)
         self._window.finish_some(pulled)
 
     def begin(self) -> Entry:
         """Takes the first upcoming record, which was started."""
         pulled = self._window.pull()
         assert pulled is not None
-        entry = self._tracker.enter(*pulled)
+        entry = self.tracker.enter(*pulled)
         self._running[entry.ordinal] = entry
         if self.order == "key":
             self._queues[entry.record.partition_key] = deque((entry,))
@@ -173,17 +168,17 @@ class RecordLane:
 
     def _may_pull(self) -> bool:
         """False if the next record would be held back and the budget has no room for its extra cost."""
-        if self._budget is None or self.order != "key" or not self._queues:
+        if self.order != "key" or not self._queues:
             return True
         upcoming = self._window.peek()
         if upcoming is None or upcoming.partition_key not in self._queues:
             return True
-        return self._budget.used_bytes + _extra_cost(upcoming) <= self._budget.limit_bytes
+        return self._budget.has_room(_extra_cost(upcoming))
 
     def _hold_back(self, record: Record[bytes]) -> None:
         self._count_held_back(len(record.data) + ENTRY_BYTES)
         extra = _extra_cost(record)
-        if extra and self._budget is not None and self._budget.try_reserve(extra):
+        if extra and self._budget.try_reserve(extra):
             self._reserved_bytes += extra
 
     def _let_go(self, record: Record[bytes]) -> None:
@@ -191,12 +186,11 @@ class RecordLane:
         self._give_back(min(self._reserved_bytes, _extra_cost(record)))
 
     def _count_held_back(self, more_bytes: int) -> None:
-        self._held_back_bytes += more_bytes
-        if self._budget is not None:
-            self._budget.held_back_bytes += more_bytes
+        self.held_back_bytes += more_bytes
+        self._budget.held_back_bytes += more_bytes
 
     def _give_back(self, freed_bytes: int) -> None:
-        if freed_bytes and self._budget is not None:
+        if freed_bytes:
             self._reserved_bytes -= freed_bytes
             self._budget.release(freed_bytes)
 
@@ -211,18 +205,18 @@ class RecordLane:
             return OpenKeysLimit(key_count=waiting)
         if self._has_no_room:
             return NoRoomForHeldBack()
-        if self._held_back_bytes >= limits.held_back_bytes_max:
-            return HeldBackBytesLimit(held_back_bytes=self._held_back_bytes)
-        if self._held_back_bytes and budget is not None and budget.held_back_bytes >= budget.held_back_bytes_max:
+        if self.held_back_bytes >= limits.held_back_bytes_max:
+            return HeldBackBytesLimit(held_back_bytes=self.held_back_bytes)
+        if self.held_back_bytes and budget.held_back_bytes >= budget.held_back_bytes_max:
             # Only lanes that hold records back wait; others have nothing to wait for.
             return HeldBackBytesLimit(held_back_bytes=budget.held_back_bytes, all_shards=True)
-        if self._tracker.replay_bytes >= limits.replay_bytes_max:
-            first = self._tracker.first_unfinished
+        if self.tracker.replay_bytes >= limits.replay_bytes_max:
+            first = self.tracker.first_unfinished
             assert first is not None
             return ReplayBytesLimit(
                 position=str(first.position),
                 partition_key=first.partition_key,
-                replay_bytes=self._tracker.replay_bytes,
+                replay_bytes=self.tracker.replay_bytes,
             )
         return None
 
@@ -230,7 +224,7 @@ class RecordLane:
 
     def finish(self, entry: Entry) -> None:
         del self._running[entry.ordinal]
-        self._tracker.finish(entry)
+        self.tracker.finish(entry)
         self._window.finish(entry.record, entry.page)
         if self.order == "key":
             queue = self._queues[entry.record.partition_key]
@@ -269,14 +263,14 @@ class RecordLane:
 
     def forget(self) -> None:
         """Drops all records, because the shard is stopped or lost. The checkpoint stays as it is."""
-        finished_count, finished_bytes = self._tracker.finished_count, self._tracker.finished_bytes
-        self._tracker = Tracker(self.checkpoint(), self.order)
-        self._tracker.finished_count, self._tracker.finished_bytes = finished_count, finished_bytes
+        finished_count, finished_bytes = self.tracker.finished_count, self.tracker.finished_bytes
+        self.tracker = Tracker(self.checkpoint(), self.order)
+        self.tracker.finished_count, self.tracker.finished_bytes = finished_count, finished_bytes
         self._ready.clear()
         self._later.clear()
         self._queues.clear()
         self._running.clear()
-        self._count_held_back(-self._held_back_bytes)
+        self._count_held_back(-self.held_back_bytes)
         self._give_back(self._reserved_bytes)
         self._stopped = True
 
@@ -287,23 +281,8 @@ class RecordLane:
         return self._later[0][0] if self._later and not self._stopped else None
 
     @property
-    def running(self) -> Iterator[Entry]:
-        return iter(self._running.values())
-
-    @property
-    def running_count(self) -> int:
-        return len(self._running)
-
-    @property
-    def held_back_bytes(self) -> int:
-        """Bytes of records that wait for unfinished records of their keys."""
-        return self._held_back_bytes
-
-    @property
     def only_failing(self) -> tuple[Record[bytes], int] | None:
-        """The first record that waits for a retry and its failed attempts, if only such records, and those behind them,
-        are unfinished.
-        """
+        """The first record that waits for a retry, and its failed attempts, if all others wait for such records."""
         if self._running or self._ready or not self._later or not self._window.is_empty:
             return None
         first = min((entry for _, _, entry in self._later), key=lambda entry: entry.ordinal)
@@ -311,31 +290,22 @@ class RecordLane:
 
     def holds(self, position: Position) -> bool:
         """Whether this record was taken out of the window and is not finished."""
-        return self._tracker.is_unfinished(position)
-
-    @property
-    def tracker(self) -> Tracker:
-        return self._tracker
+        return self.tracker.is_unfinished(position)
 
     @property
     def unfinished_count(self) -> int:
-        return self._tracker.unfinished_count
+        return self.tracker.unfinished_count
 
     @property
     def finished_count(self) -> int:
-        return self._tracker.finished_count
-
-    @property
-    def finished_bytes(self) -> int:
-        """Payloads and partition keys of the finished records."""
-        return self._tracker.finished_bytes
+        return self.tracker.finished_count
 
     @property
     def first_unfinished(self) -> Record[bytes] | None:
-        return self._tracker.first_unfinished
+        return self.tracker.first_unfinished
 
     def checkpoint(self, seen_through_seconds: float | None = None) -> Checkpoint:
-        return self._tracker.checkpoint(self._heads(), seen_through_seconds)
+        return self.tracker.checkpoint(self._heads(), seen_through_seconds)
 
     def _heads(self) -> Iterator[Entry]:
         if self.order == "key":

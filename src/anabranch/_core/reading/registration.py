@@ -6,7 +6,7 @@ together agree; one that loses a write reads the row again.
 """
 
 import re
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from msgspec.structs import replace
 
@@ -23,9 +23,7 @@ REMOVING_MS_MAX: Final = 30_000
 
 
 def own_name(app: str | None, identity: str) -> str:
-    """The name that the application gives its consumer. `identity` is the application's id, so that an application
-    that was deleted and created again does not share a consumer with its former workers.
-    """
+    """The name of the application's consumer. It has the application's id: one that is created again gets another."""
     tail = identity[:_ID_DIGITS]
     if app is None:
         return f"{_PREFIX}{tail}"
@@ -43,21 +41,9 @@ def is_temporary_name(name: str) -> bool:
     return re.fullmatch(rf"{_PREFIX}[0-9a-f]{{{_ID_DIGITS}}}", name) is not None
 
 
-class Store(NamedTuple):
-    """Write the stream's row."""
-
-    fanout: FanOutConsumer
-
-
-class Ready(NamedTuple):
-    """The consumer can be used."""
-
-    arn: str
-
-
-Step: TypeAlias = Literal["look", "look_again", "register"] | Store | Ready
+Step: TypeAlias = Literal["look", "look_again", "register", "ready"] | FanOutConsumer
 """`look`: call DescribeStreamConsumer; `look_again`: the same, after a moment; `register`: call RegisterStreamConsumer,
-where it is no error if the consumer exists already.
+where it is no error if the consumer exists already; `ready`: use the stored consumer; a consumer: store it in the row.
 """
 Found: TypeAlias = ConsumerDescription | Literal["missing", "unknown"]
 
@@ -76,21 +62,19 @@ def next_step(name: str, stored: FanOutConsumer | None, found: Found, *, waited_
     if stored is not None and stored.name != name:
         stored = None  # another consumer_name is configured now
     if stored is not None and stored.state == "removing":
-        return "look_again" if waited_ms < REMOVING_MS_MAX else Store(replace(stored, state="registering"))
+        return "look_again" if waited_ms < REMOVING_MS_MAX else replace(stored, state="registering")
     is_settled = stored is not None and stored.state in {"registered", "found"}
     if found == "unknown":
-        return Ready(stored.arn) if stored is not None and is_settled else "look"
+        return "ready" if is_settled else "look"
     if found == "missing":
         is_announced = stored is not None and stored.state == "registering"
-        return "register" if is_announced else Store(FanOutConsumer(name=name, state="registering"))
+        return "register" if is_announced else FanOutConsumer(name=name, state="registering")
     if found.status != "ACTIVE":
         return "look_again"
     if stored is None:
-        return Store(FanOutConsumer(name=name, arn=found.arn, state="registered" if is_own else "found"))
-    if is_settled and stored.arn == found.arn:
-        return Ready(stored.arn)
-    state = stored.state if is_settled else "registered"
-    return Store(replace(stored, arn=found.arn, state=state))
+        return FanOutConsumer(name=name, arn=found.arn, state="registered" if is_own else "found")
+    active = replace(stored, arn=found.arn, state=stored.state if is_settled else "registered")
+    return "ready" if active == stored else active
 
 
 def may_remove(stored: FanOutConsumer | None, name: str) -> bool:

@@ -34,8 +34,8 @@ class ServiceClock:
 
 
 HORIZON_MARGIN_SECONDS: Final = 5.0
-"""A reader at the horizon, for example at the start of an old stream, counts as this far ahead of it. Otherwise it
-would report a loss at its next read: the horizon moves between two reads, and Kinesis trims with a delay.
+"""A reader at the horizon counts as this far ahead of it: the horizon moves on until its next read, and Kinesis trims
+late. Otherwise each start at the beginning of an old stream would report a loss.
 """
 
 
@@ -63,15 +63,11 @@ class TrimHorizon:
         self._observed_at_seconds = max(self._observed_at_seconds, server_seconds)
 
     def at(self, server_seconds: float) -> float:
-        """The horizon at that time, by the last known retention. A response that arrives late may be from before the
-        last `observe`; then `observed_seconds` does not apply.
-        """
+        """The horizon at that time. `observed_seconds` does not apply to a late response from before `observe`."""
         by_retention = server_seconds - self._retention_seconds
         return by_retention if server_seconds < self._observed_at_seconds else max(self.observed_seconds, by_retention)
 
 
 def may_have_lost(read_through_seconds: float | None, horizon_seconds: float) -> bool:
-    """Whether unread records may have been trimmed. All records that arrived before `read_through_seconds` were read
-    (None if unknown), and all that arrived after the horizon still exist.
-    """
+    """Whether records that arrived after `read_through_seconds` (None if unknown) may have been trimmed unread."""
     return read_through_seconds is None or horizon_seconds >= read_through_seconds

@@ -90,9 +90,7 @@ PAUSE_MAX_MS: Final = 60_000
 JITTER: Final = 0.1
 POLLED_AFTER_FAILURES: Final = 3
 BREAKS_MS: Final = 120_000
-"""If that many subscriptions break within this time, it is a failure even if each had events. Three half-open
-connections in a row take 90 s.
-"""
+"""Three breaks within this time are a failure, even after events: three half-open connections in a row take 90 s."""
 POLLED_MS: Final = 300_000
 """How long a shard is polled if subscribing again soon cannot help."""
 TAKE_OVERS_MAX: Final = 3
@@ -115,9 +113,7 @@ def first_at_ms(now_ms: int, last_at_ms: int | None, entropy: Entropy) -> int:
 
 
 def event_reserve_bytes(frame_bytes: int) -> int:
-    """Room for one event: its JSON text, and its records as they are charged, 256 bytes each and their data. Never more
-    than one read of polling, for which every budget has room.
-    """
+    """Room for an event's JSON text and its records; not more than one read needs, for which every budget has room."""
     return min(READ_RESERVE_BYTES, 3 * frame_bytes)
 
 
@@ -198,8 +194,8 @@ class Subscription:
     def starting_position(
         self, read_after: Position | None, last_record: StartingPosition, checkpoint: StartingPosition
     ) -> StartingPosition:
-        """The continuation, if reading has not passed it; then the last record; then the checkpoint, if the service
-        rejects the others (rule F1).
+        """The continuation, if reading has not passed it. If the service rejects that: the last record, then the
+        checkpoint (rule F1).
         """
         continuation = self._continuation
         is_ahead = continuation is not None and (read_after is None or continuation >= read_after.sequence_number)

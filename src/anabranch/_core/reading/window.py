@@ -8,6 +8,7 @@ cleared.
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, Literal, NamedTuple
 
@@ -19,8 +20,6 @@ from anabranch._model.streams import Position
 from anabranch._wire.aggregate import MAGIC, PRODUCER_TAG, Aggregate, open_aggregate
 from anabranch._wire.messages import KinesisRecord
 from anabranch.records import Record
-
-MisroutedPolicy = Literal["by_writer", "deliver", "skip"]
 
 SLICE_RECORDS = 500
 """Records that are unpacked at once: the size of a batch, so that a batch rarely needs several slices."""
@@ -34,6 +33,7 @@ class Unpacked(NamedTuple):
     """If none of them was in an aggregate: the place of the first one in its read."""
 
 
+@dataclass(eq=False, repr=False)
 class Unpacker:
     """Turns the records of a read into the records that handlers see.
 
@@ -43,24 +43,16 @@ class Unpacker:
       skipped instead, because the producer sends it again (rule F6).
     """
 
-    def __init__(
-        self,
-        stream: str,
-        shard_id: str,
-        hash_key_range: HashKeyRange | None,
-        misrouted: MisroutedPolicy = "by_writer",
-        *,
-        until_seconds: float | None = None,
-    ) -> None:
-        self._stream = stream
-        self._shard_id = shard_id
-        self._range = hash_key_range
-        self._policy: MisroutedPolicy = misrouted
-        self.until_seconds = until_seconds
-        self.reached_until = False
-        """A record that arrived at or after `until_seconds` was seen; it and all later ones are ignored."""
-        self._misrouted_count = 0
-        self._skipped_aggregate_count = 0
+    _stream: str
+    _shard_id: str
+    _range: HashKeyRange | None
+    misrouted: Literal["by_writer", "deliver", "skip"] = "by_writer"
+    """What becomes of records of other shards in aggregates."""
+    until_seconds: float | None = None
+    reached_until: bool = False
+    """A record that arrived at or after `until_seconds` was seen; it and all later ones are ignored."""
+    _misrouted_count: int = 0
+    _skipped_aggregate_count: int = 0
 
     def take_counts(self) -> tuple[int, int]:
         """Since the last call: misrouted sub-records that were delivered, and aggregates that were skipped."""
@@ -113,9 +105,7 @@ class Unpacker:
         ]
 
     def _open(self, records: Sequence[KinesisRecord], first: int | None = None) -> Iterator[Unpacked]:
-        """Records and aggregates. `first` is for the record that the read resumed at: only its sub-records from that
-        index on are new.
-        """
+        """Records and aggregates. `first`: the first new sub-record of the record at which the read resumed."""
         made: list[Record[bytes]] = []
         for record in records:
             aggregate = open_aggregate(record.data)
@@ -138,7 +128,7 @@ class Unpacker:
         strays = frozenset[int]()
         if self._range is not None and (ports := aggregate.misrouted(self._range)):
             marked = PRODUCER_TAG in aggregate.first_tags
-            if self._policy == "skip" or (self._policy == "by_writer" and marked):
+            if self.misrouted == "skip" or (self.misrouted == "by_writer" and marked):
                 self._skipped_aggregate_count += 1
                 return
             strays = frozenset(index for index in ports if index >= first)
@@ -250,6 +240,9 @@ class Page:
         return freed
 
 
+NO_PAGE: Final = Page((), None)
+
+
 class RecordSlice(msgspec.Struct, frozen=True, gc=False):
     """Records of one page that are handed out and finished together."""
 
@@ -263,15 +256,16 @@ class Window:
     def __init__(self, unpacker: Unpacker) -> None:
         self._unpacker = unpacker
         self._pages: deque[Page] = deque()
-        self._page: Page | None = None
+        self._page = NO_PAGE
         self._slices: Iterator[Unpacked] = NO_SLICES
         self._slice: list[Record[bytes]] = []
         self._sizes = NO_SIZES
         """Of the records in the slice, which begin there at `_first`."""
         self._index = self._first = 0
-        self._held_bytes = 0
-        """Charged and not freed yet."""
+        self.held_bytes = 0
+        """Charged, and not returned to the budget yet."""
         self._freed_bytes = 0
+        """Those of them that `collect_freed` will return."""
         self._cleared = False
 
     def accept(self, records: Sequence[KinesisRecord], after: Position | None) -> int:
@@ -280,7 +274,7 @@ class Window:
             return 0
         page = Page(records, after)
         self._pages.append(page)
-        self._held_bytes += page.charged_bytes
+        self.held_bytes += page.charged_bytes
         return page.charged_bytes
 
     def pull(self) -> tuple[Record[bytes], Page] | None:
@@ -289,7 +283,6 @@ class Window:
             return None
         record = self._slice[self._index]
         self._index += 1
-        assert self._page is not None
         return record, self._page
 
     def pull_some(self, count_max: int, data_bytes_max: int) -> RecordSlice | None:
@@ -297,7 +290,6 @@ class Window:
         if self.is_empty:
             return None
         page, start, first, sizes = self._page, self._index, self._first, self._sizes
-        assert page is not None
         stop = self._index = self._reach(count_max, data_bytes_max)
         records = self._slice if stop - start == len(self._slice) else self._slice[start:stop]
         data_bytes, cost = sizes.data_bytes(first + start, first + stop), sizes.cost(first + start, first + stop)
@@ -326,9 +318,8 @@ class Window:
             if some is not None:
                 self._show(some)
                 return True
-            if self._page is not None:
-                self._free(self._page.drain())
-                self._page = None
+            if self._page is not NO_PAGE:
+                self._freed_bytes += self._page.drain()
                 self._show_nothing()
             if not self._pages:
                 return False
@@ -336,44 +327,33 @@ class Window:
             self._slices = self._unpacker.unpack(self._page.records, self._page.after)
 
     def _show_nothing(self) -> None:
+        self._page = NO_PAGE
         self._slices, self._slice, self._sizes, self._index, self._first = NO_SLICES, [], NO_SIZES, 0, 0
 
     def _show(self, some: Unpacked) -> None:
         records, place = some
-        page = self._page
-        assert page is not None
         self._slice, self._index = records, 0
-        if place is None:
-            self._sizes, self._first = Sizes(records), 0
-        else:
-            self._sizes, self._first = page.sizes, place
-        page.take(self._sizes.cost(self._first, self._first + len(records)))
+        self._sizes, self._first = (Sizes(records), 0) if place is None else (self._page.sizes, place)
+        self._page.take(self._sizes.cost(self._first, self._first + len(records)))
 
     def finish(self, record: Record[bytes], page: Page) -> None:
         freed_bytes = page.finish(len(record.data) + len(record.partition_key) + RECORD_OVERHEAD_BYTES)
         if freed_bytes and not self._cleared:
-            self._free(freed_bytes)
+            self._freed_bytes += freed_bytes
 
     def finish_some(self, pulled: RecordSlice) -> None:
         if not self._cleared:
-            self._free(pulled.page.finish(pulled.cost))
-
-    def _free(self, freed_bytes: int) -> None:
-        self._held_bytes -= freed_bytes
-        self._freed_bytes += freed_bytes
+            self._freed_bytes += pulled.page.finish(pulled.cost)
 
     def collect_freed(self) -> int:
         """The bytes freed since the last call, to return to the budget."""
         freed, self._freed_bytes = self._freed_bytes, 0
+        self.held_bytes -= freed
         return freed
 
     def clear(self) -> None:
-        """Drops everything and frees all bytes, because the shard is stopped or lost.
-
-        This includes records that were handed out: nobody reports their end any more. Later pages are ignored.
-        """
+        """Drops everything and frees all bytes, also of records that were handed out. Later pages are ignored."""
         self._cleared = True
-        self._free(self._held_bytes)
+        self._freed_bytes = self.held_bytes
         self._pages.clear()
-        self._page = None
         self._show_nothing()

@@ -9,6 +9,7 @@ A shard's hash key range never changes. Contradicting ranges prove that the stre
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Final
 
@@ -20,10 +21,6 @@ from anabranch.errors import StreamRecreatedError
 from anabranch.limits import HASH_KEY_MAX
 
 WHOLE: Final = HashKeyRange(0, HASH_KEY_MAX)
-
-
-# Open shards divide the hash keys into adjacent ranges without overlap. A listing that does not show that is
-# incomplete, or mixes two moments: conclude nothing from it.
 
 
 def overlaps(one: HashKeyRange, other: HashKeyRange) -> bool:
@@ -54,19 +51,16 @@ Ids = dict[str, None]
 """An ordered set of ids: iteration must not differ between processes."""
 
 
+@dataclass(eq=False, repr=False)
 class ShardGraph:
     """An immutable graph; `united` returns an extended one."""
 
-    def __init__(
-        self,
-        listed: Mapping[str, Shard] | None = None,
-        ranges: Mapping[str, HashKeyRange] | None = None,
-        parents: Mapping[str, tuple[str, ...]] | None = None,
-    ) -> None:
-        self.listed: Mapping[str, Shard] = listed or {}
-        """Shards that were in a listing, by id."""
-        self._ranges: Mapping[str, HashKeyRange] = ranges or {}
-        self._parents: Mapping[str, tuple[str, ...]] = parents or {}
+    listed: Mapping[str, Shard] = field(default_factory=dict)
+    """Shards that were in a listing, by id."""
+    _ranges: Mapping[str, HashKeyRange] = field(default_factory=dict)
+    _parents: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
         self._children: dict[str, Ids] = {}
         for shard_id, above in self._parents.items():
             for parent in above:
@@ -227,9 +221,8 @@ _UNKNOWN: Final = float("-inf")
 def unread_since(
     graph: ShardGraph, shard_id: str, rows: Iterable[LeaseRow], with_rows: Collection[str]
 ) -> float | None:
-    """From which time on a shard still has to be read (rule T4), by the service's clock; None if unknown. Everything
-    before was read in earlier shards. `rows` are all rows of the stream and generation; `with_rows` are the shards that
-    have a row, or will have one before this shard does.
+    """From which time on a shard still has to be read (rule T4); None if unknown. Ancestors have the rest.
+    `rows` are all rows of the stream and generation; `with_rows` are the shards with a row before this shard has one.
 
     - A parent with a row reports its own losses, and covers its hash keys up to the start of the child.
     - A parent without a row was opened, closed and trimmed unseen, so this shard reports its losses: the latest row

@@ -114,9 +114,8 @@ def plan_bootstrap(
 def missing_leases(
     stream: StreamRow, graph: ShardGraph, scope: Mapping[str, Shard], rows: Sequence[LeaseRow]
 ) -> tuple[LeaseRow, ...]:
-    """Leases for the shards in scope that no row accounts for, in order of creation.
-
-    `rows` are all rows of this stream and generation, including finished ones, read after the listing.
+    """Leases for the shards in scope that no row accounts for, in order of creation. `rows` are all rows of this stream
+    and generation, also finished ones, read after the listing.
     """
     behind = accounted_for(graph, rows)
     unread = [shard_id for shard_id in dict.fromkeys([*scope, *deleted_shards(rows)]) if shard_id not in behind]
@@ -155,9 +154,7 @@ def _surely_finished(graph: ShardGraph, rows: Sequence[LeaseRow]) -> Ids:
 
 
 def first_version(waits_for: Collection[str], rows: Iterable[LeaseRow]) -> int:
-    """The first version of a new row: 0, or, if a row that it waits for was restored, above all versions that a deleted
-    row can have had (rule L18).
-    """
+    """0; if a row that it waits for was restored, more than any version that its deleted row had (rule L18)."""
     versions = [row.version for row in rows if row.key.shard_id in waits_for]
     return max((version for version in versions if version >= RESTORED_VERSION_MIN), default=0)
 
@@ -178,8 +175,8 @@ def ends_to_restore(stream: StreamRow, graph: ShardGraph, rows: Sequence[LeaseRo
 
 
 def had_row(lease: LeaseRow, rows: Sequence[LeaseRow]) -> bool:
-    """Whether a lease that has no row must have had one before: roots get theirs at the first start, and the children
-    of a finished shard before its end. Only what follows a trimmed shard may have been overlooked.
+    """Whether a lease without a row had one before. Only what follows a trimmed shard may have been overlooked: roots
+    get rows at the first start, and children before the end of their parent.
     """
     before = [row for row in rows if row.key.shard_id in lease.waits_for]
     may_be_new = any(row.finish is None or row.finish.reason == "trimmed" for row in before)
@@ -228,18 +225,14 @@ class ShardEnd(msgspec.Struct, frozen=True):
 
 
 def open_parents(row: LeaseRow, leases: Mapping[LeaseKey, LeaseRow]) -> tuple[str, ...]:
-    """The unfinished parents; the shard may start when there are none (rule S1). `leases` must have all unfinished
-    leases: a parent that is not in it is finished.
-    """
+    """The unfinished parents; without any, the shard may start (rule S1). `leases` must have all unfinished leases."""
     stream_key, generation = row.key.stream_key, row.key.generation
     parents = [leases.get(LeaseKey(stream_key, generation, shard_id)) for shard_id in row.waits_for]
     return tuple(parent.key.shard_id for parent in parents if parent is not None and not parent.is_finished)
 
 
 def deleted_parents(row: LeaseRow, leases: Mapping[LeaseKey, LeaseRow]) -> tuple[LeaseKey, ...]:
-    """Parents whose rows somebody has deleted: a lease is first taken after they are restored (rule L18). `leases`
-    must have the rows of all parents, also of finished ones.
-    """
+    """Parents without a row: the lease is first taken after those are restored (rule L18). `leases` has all rows."""
     keys = [replace(row.key, shard_id=shard_id) for shard_id in row.waits_for]
     return () if was_taken(row) else tuple(key for key in keys if key not in leases)
 
@@ -253,9 +246,8 @@ def plan_end(
 ) -> ShardEnd | None:
     """The end of a shard that was read completely. None if more has to be known: list the shards and call again.
 
-    `scope` has the shards of a complete listing made after the end was seen. It may be None if all parents of the
-    children have rows. `rows` are all rows of this stream and generation, including finished ones. The shard was read
-    until `read_through_seconds` (rule T4).
+    `scope` has the shards of a complete listing made after the end was seen; None if all parents of the children have
+    rows. `rows` as in `missing_leases`. The shard was read until `read_through_seconds` (rule T4).
     """
     children = sorted(graph.children(row.key.shard_id))
     if not _cover_hash_keys(graph, row.key.shard_id, children):
@@ -359,12 +351,11 @@ def classify_missing_shard(
 def removable(rows: Sequence[LeaseRow], graph: ShardGraph, listed_now: Collection[str]) -> tuple[LeaseRow, ...]:
     """Finished rows that can be deleted once the service confirms that their shards are gone (rules S3, S6).
 
-    `rows` are all rows of one stream and generation; `listed_now` are the shards of a complete, recent listing.
-
     A finished row decides whether its children may start, prevents a listed shard from being read again, and has the
     fence token that its descendants must exceed (rule U3). So it stays until its shard is gone from the stream, all its
     followers have started, and its parents have no rows. Followers are its children and every row that waits for it.
     The hash keys of a trimmed shard may go to shards that another row names: it also stays until those have started.
+    `rows` are all rows of one stream and generation; `listed_now` are the shards of a complete, recent listing.
     """
     by_id = {row.key.shard_id: row for row in rows}
     full_graph = graph.united(rows=rows)

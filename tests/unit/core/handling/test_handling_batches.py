@@ -24,17 +24,17 @@ def numbers(batch):
 
 def test_a_batch_that_is_full_by_count_is_handed_out_at_once():
     lane, _ = make_lane(*some(5), max_records=2)
-    assert numbers(lane.next(0, ended=False)) == [1, 2]
+    assert numbers(lane.next(0, flush=False)) == [1, 2]
 
 
 def test_a_failing_record_is_the_only_one_left_if_it_is_alone_and_nothing_was_read_beyond_it():
     lane, _ = make_lane(*some(3), max_records=2, max_wait_ms=0)
-    lane.next(0, ended=True)
+    lane.next(0, flush=True)
     lane.retry_at(5, 1)
     assert lane.only_failing is None  # the third record follows
-    lane.next(5, ended=True)
+    lane.next(5, flush=True)
     lane.finish_through(2)
-    (record,) = lane.next(5, ended=True)
+    (record,) = lane.next(5, flush=True)
     assert lane.only_failing is None  # it runs
     lane.retry_at(9, 2)
     assert lane.only_failing == (record, 2)
@@ -43,7 +43,7 @@ def test_a_failing_record_is_the_only_one_left_if_it_is_alone_and_nothing_was_re
 def fail_batches_with(lane, poison, *, attempts_max=3):
     """Handles everything; what contains the record fails. Returns the pieces that were handed out, failed or not."""
     handed_out = []
-    while (piece := lane.next(0, ended=True)) is not None:
+    while (piece := lane.next(0, flush=True)) is not None:
         handed_out.append(numbers(piece))
         if poison not in numbers(piece):
             lane.finish_through(len(piece))
@@ -84,51 +84,51 @@ def test_of_any_batch_only_the_record_that_fails_is_given_up(count):
 def test_a_record_that_failed_alone_is_alone_for_the_next_owner_too_and_keeps_its_attempts():
     lane, _ = make_lane(*some(4), max_records=4)
     for _ in range(4):  # whole, whole, [1, 2], [1]: and now record 1 has failed once
-        lane.next(0, ended=True)
+        lane.next(0, flush=True)
         lane.retry_at(0, lane.attempts + 1)
     heir, _ = make_lane(*some(4), max_records=4, checkpoint=lane.checkpoint())
-    assert (numbers(heir.next(0, ended=True)), heir.attempts) == ([1], 1)
+    assert (numbers(heir.next(0, flush=True)), heir.attempts) == ([1], 1)
     heir.finish_through(1)
-    assert (numbers(heir.next(0, ended=True)), heir.attempts) == ([2, 3, 4], 0)
+    assert (numbers(heir.next(0, flush=True)), heir.attempts) == ([2, 3, 4], 0)
 
 
 def test_what_was_finished_before_a_failed_record_is_not_handed_out_again():
     lane, _ = make_lane(*some(4), max_records=4)
-    lane.next(0, ended=True)
+    lane.next(0, flush=True)
     lane.finish_through(2)
     lane.retry_at(0, 1)
     assert lane.checkpoint().watermark == Position(2)
-    assert numbers(lane.next(0, ended=True)) == [3, 4]
+    assert numbers(lane.next(0, flush=True)) == [3, 4]
     lane.retry_at(0, 1)
-    assert numbers(lane.next(0, ended=True)) == [3, 4]  # whole once more, as this is progress
+    assert numbers(lane.next(0, flush=True)) == [3, 4]  # whole once more, as this is progress
     lane.retry_at(0, 2)
-    assert numbers(lane.next(0, ended=True)) == [3]
+    assert numbers(lane.next(0, flush=True)) == [3]
 
 
 def test_a_wary_lane_hands_out_one_record_at_a_time():
     lane, _ = make_lane(*some(3), max_records=10)
     lane.one_at_a_time = True
-    assert numbers(lane.next(0, ended=False)) == [1]
+    assert numbers(lane.next(0, flush=False)) == [1]
     lane.finish_through(1)
     lane.one_at_a_time = False
-    assert numbers(lane.next(0, ended=True)) == [2, 3]
+    assert numbers(lane.next(0, flush=True)) == [2, 3]
 
 
 def test_a_batch_that_would_be_too_large_with_the_next_record_is_handed_out_without_it():
     lane, _ = make_lane(*some(5, bytes(40)), max_bytes=100)
-    assert numbers(lane.next(0, ended=False)) == [1, 2]
+    assert numbers(lane.next(0, flush=False)) == [1, 2]
 
 
 @pytest.mark.parametrize("size", [100, 101, 5000])
 def test_a_batch_that_is_full_to_the_byte_waits_for_nothing(size):
     lane, _ = make_lane(*some(1, bytes(size)), max_bytes=100)
-    assert numbers(lane.next(0, ended=False)) == [1]
+    assert numbers(lane.next(0, flush=False)) == [1]
 
 
 def test_a_record_larger_than_a_batch_is_one_of_its_own():
     lane, _ = make_lane(plain(1, data=b"x"), plain(2, data=bytes(500)), plain(3, data=b"x"), max_bytes=100)
     batches = []
-    while (batch := lane.next(0, ended=True)) is not None:
+    while (batch := lane.next(0, flush=True)) is not None:
         batches.append(numbers(batch))
         lane.finish_through(len(batch))
     assert batches == [[1], [2], [3]]
@@ -137,48 +137,45 @@ def test_a_record_larger_than_a_batch_is_one_of_its_own():
 def test_a_batch_that_is_not_full_waits_from_its_first_record_on():
     lane, window = make_lane(plain(1), max_wait_ms=100)
     assert lane.next_deadline_ms is None
-    assert lane.next(50, ended=False) is None
+    assert lane.next(50, flush=False) is None
     assert lane.next_deadline_ms == 150
     window.accept([plain(2)], None)
-    assert lane.next(149, ended=False) is None
+    assert lane.next(149, flush=False) is None
     assert lane.unfinished_count == 2
     assert lane.first_unfinished.sequence_number == "1"
-    assert numbers(lane.next(150, ended=False)) == [1, 2]
+    assert numbers(lane.next(150, flush=False)) == [1, 2]
 
 
 def test_the_last_batch_of_a_shard_waits_for_nothing():
     lane, _ = make_lane(*some(3))
-    assert numbers(lane.next(0, ended=True)) == [1, 2, 3]
+    assert numbers(lane.next(0, flush=True)) == [1, 2, 3]
 
 
 def test_a_batch_waits_for_nothing_where_there_is_no_room_for_more():
     lane, _ = make_lane(*some(3))
-    assert lane.next(0, ended=False, no_room=False) is None
-    assert numbers(lane.next(0, ended=False, no_room=True)) == [1, 2, 3]
+    assert lane.next(0, flush=False) is None
+    assert numbers(lane.next(0, flush=True)) == [1, 2, 3]
 
 
 def test_an_empty_shard_has_no_batch():
     lane, _ = make_lane()
-    assert lane.next(0, ended=True) is None
-    assert lane.next(0, ended=False, no_room=True) is None
+    assert lane.next(0, flush=True) is None
+    assert lane.next(0, flush=True) is None
     assert lane.first_unfinished is None
-    assert lane.running_count == 0
 
 
 def test_the_next_batch_follows_when_this_one_is_finished():
     lane, _ = make_lane(*some(4), max_records=2)
-    lane.next(0, ended=False)
-    assert lane.running_count == 1
+    lane.next(0, flush=False)
     assert lane.next_deadline_ms is None
-    assert lane.next(10_000, ended=True) is None
+    assert lane.next(10_000, flush=True) is None
     lane.finish_through(2)
-    assert lane.running_count == 0
-    assert numbers(lane.next(0, ended=False)) == [3, 4]
+    assert numbers(lane.next(0, flush=False)) == [3, 4]
 
 
 def test_a_batch_can_be_finished_record_by_record():
     lane, window = make_lane(*some(3), max_records=3)
-    lane.next(0, ended=False)
+    lane.next(0, flush=False)
     assert lane.checkpoint().watermark is None
     lane.finish_through(0)
     lane.finish_through(2)
@@ -195,25 +192,25 @@ def test_a_batch_can_be_finished_record_by_record():
 
 def test_attempts_are_counted_for_each_batch():
     lane, _ = make_lane(*some(2), max_records=1)
-    lane.next(0, ended=False)
+    lane.next(0, flush=False)
     lane.retry_at(0, 1)
-    lane.next(0, ended=False)
+    lane.next(0, flush=False)
     lane.retry_at(0, 2)
-    lane.next(0, ended=False)
+    lane.next(0, flush=False)
     assert lane.attempts == 2
     lane.finish_through(1)
-    lane.next(0, ended=False)
+    lane.next(0, flush=False)
     assert lane.attempts == 0
 
 
 def test_every_owner_of_an_unfinished_batch_continues_its_attempt_count():
     lane, _ = make_lane(*some(2), max_records=1)
-    lane.next(0, ended=False)
+    lane.next(0, flush=False)
     lane.retry_at(0, 1)
     checkpoint = lane.checkpoint()
     for _ in range(2):  # owners that hand it out, and end before it does
         heir, _ = make_lane(*some(2), max_records=1, checkpoint=checkpoint)
-        heir.next(0, ended=False)
+        heir.next(0, flush=False)
         assert heir.attempts == 1
         assert heir.checkpoint() == checkpoint
         checkpoint = heir.checkpoint()
@@ -221,16 +218,16 @@ def test_every_owner_of_an_unfinished_batch_continues_its_attempt_count():
 
 def test_nothing_is_handed_out_after_the_stop_and_what_is_out_may_finish():
     lane, _ = make_lane(*some(3), max_records=2)
-    lane.next(0, ended=False)
+    lane.next(0, flush=False)
     lane.stop()
     lane.finish_through(2)
-    assert lane.next(10_000, ended=True) is None
+    assert lane.next(10_000, flush=True) is None
     assert lane.checkpoint().watermark == Position(2)
 
 
 def test_a_batch_being_filled_has_no_deadline_after_the_stop():
     lane, _ = make_lane(*some(1))
-    assert lane.next(0, ended=False) is None
+    assert lane.next(0, flush=False) is None
     lane.stop()
     assert lane.next_deadline_ms is None
 
@@ -240,7 +237,7 @@ def test_what_the_owner_before_finished_is_in_no_batch_and_the_watermark_passes_
     opened = OpenKey(key_digest(make_record(3, "a"), "key"), Position(3))
     inherited = Checkpoint(watermark=Position(0), frontier=Position(6), open_keys=(opened,), order="key")
     lane, window = make_lane(*records, checkpoint=inherited)
-    batch = lane.next(0, ended=True)
+    batch = lane.next(0, flush=True)
     assert places(batch) == [(3, -1), (5, -1)]
     assert lane.checkpoint().watermark == Position(2)
     lane.finish_through(1)
@@ -253,7 +250,7 @@ def test_what_the_owner_before_finished_is_in_no_batch_and_the_watermark_passes_
 
 def test_a_portion_that_is_partly_finished_is_freed_with_its_last_record():
     lane, window = make_lane(*some(3), max_records=3)
-    lane.next(0, ended=False)
+    lane.next(0, flush=False)
     assert window.is_empty
     lane.finish_through(2)
     assert window.collect_freed() == 0
@@ -263,9 +260,9 @@ def test_a_portion_that_is_partly_finished_is_freed_with_its_last_record():
 
 def test_a_lane_that_forgets_lets_go_of_its_records_and_keeps_what_is_safe_to_commit():
     lane, _ = make_lane(*some(5), max_records=2)
-    lane.next(0, ended=False)
+    lane.next(0, flush=False)
     lane.finish_through(1)
     lane.forget()
     assert (lane.unfinished_count, lane.first_unfinished) == (0, None)
-    assert lane.next(10_000, ended=True) is None
+    assert lane.next(10_000, flush=True) is None
     assert lane.checkpoint().watermark == Position(1)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from anabranch._core.handling.lanes import ENTRY_BYTES, SCAN_MAX, LaneLimits, RecordLane
+from anabranch._core.handling.lanes import ENTRY_BYTES, SCAN_MAX, RecordLane, RecordsOneByOne
 from anabranch._model.leases import Checkpoint, OpenKey
 from anabranch._model.streams import Position
 from anabranch.budget import READ_RESERVE_BYTES, Budget
@@ -10,10 +10,10 @@ from anabranch.reasons import HeldBackBytesLimit, NoRoomForHeldBack, OpenKeysLim
 from shard_records import aggregated, make_window, plain
 
 
-def make_lane(order, keys, limits=None, checkpoint=None, data=b"payload"):
+def make_lane(order, keys, checkpoint=None, data=b"payload", **limits):
     """Records 1, 2, 3... with one letter of `keys` each as their partition keys."""
     window = make_window(*(plain(number, key, data) for number, key in enumerate(keys, 1)))
-    return RecordLane(checkpoint or Checkpoint(), order, window, limits)
+    return RecordLane(checkpoint or Checkpoint(), window, RecordsOneByOne(order, **limits), Budget())
 
 
 def numbers(entries):
@@ -30,7 +30,6 @@ def start_all(lane, now_ms=0):
 def test_order_shard_starts_one_record_after_another():
     lane = make_lane("shard", "abc")
     (first,) = start_all(lane)
-    assert lane.running_count == 1
     lane.finish(first)
     (second,) = start_all(lane)
     assert numbers([first, second]) == [1, 2]
@@ -41,7 +40,6 @@ def test_order_key_starts_one_record_of_each_key_and_then_the_next_of_that_key()
     lane = make_lane("key", "aabcab")
     running = start_all(lane)
     assert numbers(running) == [1, 3, 4]
-    assert numbers(lane.running) == [1, 3, 4]
     lane.finish(running[1])
     lane.finish(running[0])
     assert numbers(start_all(lane)) == [6, 2]
@@ -111,7 +109,6 @@ def test_a_record_that_was_not_started_after_all_is_the_next_one_again():
     lane = make_lane("key", "ab")
     first = lane.next(0)
     lane.give_back(first)
-    assert lane.running_count == 0
     assert lane.next(0) is first
 
 
@@ -146,7 +143,7 @@ def test_what_the_owner_before_finished_is_passed_over_and_its_bytes_are_freed()
 
 
 def test_as_many_keys_as_allowed_are_open_at_once():
-    lane = make_lane("key", "abcd", LaneLimits(open_keys_max=2))
+    lane = make_lane("key", "abcd", open_keys_max=2)
     first, _ = start_all(lane)
     assert lane.stall_reason == OpenKeysLimit(key_count=2)
     lane.finish(first)
@@ -154,7 +151,7 @@ def test_as_many_keys_as_allowed_are_open_at_once():
 
 
 def test_without_order_as_many_records_as_allowed_are_open_at_once():
-    lane = make_lane("none", "aaaa", LaneLimits(open_keys_max=3))
+    lane = make_lane("none", "aaaa", open_keys_max=3)
     running = start_all(lane)
     assert len(running) == 3
     lane.retry_at(running[0], 10)
@@ -164,7 +161,7 @@ def test_without_order_as_many_records_as_allowed_are_open_at_once():
 
 
 def test_what_waits_behind_a_busy_key_is_bounded_in_bytes():
-    lane = make_lane("key", "aaaaab", LaneLimits(held_back_bytes_max=2 * ENTRY_BYTES))
+    lane = make_lane("key", "aaaaab", held_back_bytes_max=2 * ENTRY_BYTES)
     (first,) = start_all(lane)
     assert lane.stall_reason == HeldBackBytesLimit(held_back_bytes=2 * (ENTRY_BYTES + 7))
     lane.finish(first)
@@ -173,7 +170,7 @@ def test_what_waits_behind_a_busy_key_is_bounded_in_bytes():
 
 
 def test_what_a_fail_over_would_read_again_is_bounded():
-    lane = make_lane("key", "abcdef", LaneLimits(replay_bytes_max=30), data=b"ninebytes")
+    lane = make_lane("key", "abcdef", replay_bytes_max=30, data=b"ninebytes")
     parked = lane.next(0)
     while (entry := lane.next(0)) is not None:
         lane.finish(entry)
@@ -225,18 +222,23 @@ def test_what_waits_behind_busy_keys_is_an_eighth_of_the_budget_for_all_lanes_to
     budget = Budget()
     budget.held_back_bytes_max = 4 * ENTRY_BYTES
     first, second, third = (
-        RecordLane(Checkpoint(), "key", make_window(*(plain(n, key) for n, key in enumerate(keys, 1))), None, budget)
+        RecordLane(
+            Checkpoint(),
+            make_window(*(plain(n, key) for n, key in enumerate(keys, 1))),
+            RecordsOneByOne("key"),
+            budget,
+        )
         for keys in ("aaaaab", "cccccd", "ef")
     )
     assert numbers(start_all(first)) == [1]
     assert budget.held_back_bytes == first.held_back_bytes == 4 * (ENTRY_BYTES + 7)
     assert first.stall_reason == HeldBackBytesLimit(held_back_bytes=4 * (ENTRY_BYTES + 7), all_shards=True)
-    assert numbers(start_all(second)) == [1]
+    (head,) = start_all(second)
+    assert numbers([head]) == [1]
     assert budget.held_back_bytes == 5 * (ENTRY_BYTES + 7)  # one record more of each lane, so that it has seen one
     assert numbers(start_all(third)) == [1, 2]  # a shard without such keys does not notice
     first.forget()
     assert budget.held_back_bytes == ENTRY_BYTES + 7
-    (head,) = second.running
     second.finish(head)
     assert budget.held_back_bytes == 0
 
@@ -244,7 +246,7 @@ def test_what_waits_behind_busy_keys_is_an_eighth_of_the_budget_for_all_lanes_to
 def test_opened_sub_records_that_are_held_back_are_paid_for_by_the_budget_and_given_back():
     budget = Budget(READ_RESERVE_BYTES)
     window = make_window(aggregated(1, ("a", b"x"), ("a", b"yy"), ("a", b"zzz"), ("b", b"")))
-    lane = RecordLane(Checkpoint(), "key", window, None, budget)
+    lane = RecordLane(Checkpoint(), window, RecordsOneByOne("key"), budget)
     first, other = start_all(lane)
     assert budget.used_bytes == 2 + 3 + 2 * ENTRY_BYTES
     lane.finish(first)
@@ -258,7 +260,7 @@ def test_nothing_is_opened_beyond_what_the_budget_has_room_for():
     budget = Budget(READ_RESERVE_BYTES)
     budget.try_reserve(READ_RESERVE_BYTES - ENTRY_BYTES - 2)
     window = make_window(aggregated(1, ("a", b"x"), ("a", b"yy"), ("a", b"zzz"), ("b", b"")), plain(2, "a"))
-    lane = RecordLane(Checkpoint(), "key", window, None, budget)
+    lane = RecordLane(Checkpoint(), window, RecordsOneByOne("key"), budget)
     (first,) = start_all(lane)
     assert lane.stall_reason == NoRoomForHeldBack()
     assert budget.used_bytes == budget.limit_bytes
@@ -273,6 +275,6 @@ def test_nothing_is_opened_beyond_what_the_budget_has_room_for():
 def test_plain_records_that_are_held_back_cost_nothing_beside_their_page():
     budget = Budget(READ_RESERVE_BYTES)
     window = make_window(plain(1, "a"), plain(2, "a"), plain(3, "b"))
-    lane = RecordLane(Checkpoint(), "key", window, None, budget)
+    lane = RecordLane(Checkpoint(), window, RecordsOneByOne("key"), budget)
     assert numbers(start_all(lane)) == [1, 3]
     assert budget.used_bytes == 0

@@ -2,18 +2,19 @@
 
 import pytest
 
-from anabranch._core.handling.lanes import LaneLimits, RecordLane
+from anabranch._core.handling.lanes import RecordLane, RecordsOneByOne
 from anabranch._model.leases import Checkpoint, OpenKey
 from anabranch._model.streams import Position
+from anabranch.budget import Budget
 from shard_records import make_record, make_window, plain
 
 ORDERS = pytest.mark.parametrize("order", ["shard", "key", "none"])
 
 
-def make_lane(order, keys, limits=None, checkpoint=None):
+def make_lane(order, keys, checkpoint=None, **limits):
     """Records 1, 2, 3... with one letter of `keys` each as their partition keys."""
     window = make_window(*(plain(number, key) for number, key in enumerate(keys, 1)))
-    return RecordLane(checkpoint or Checkpoint(), order, window, limits)
+    return RecordLane(checkpoint or Checkpoint(), window, RecordsOneByOne(order, **limits), Budget())
 
 
 def upcoming(lane, now_ms=0, count_max=100):
@@ -39,7 +40,7 @@ def test_what_was_passed_over_is_finished_and_its_bytes_are_free(order):
     lane.finish_prefix(1)
     assert upcoming(lane) == []
     assert lane._window.collect_freed() > 0
-    assert lane._window._held_bytes == 0
+    assert lane._window.held_bytes == 0
 
 
 @ORDERS
@@ -48,7 +49,7 @@ def test_a_record_that_has_begun_runs_as_any_other(order):
     lane.finish_prefix(1)
     entry = lane.begin()
     assert entry.record.sequence_number == "2"
-    assert list(lane.running) == [entry]
+    assert lane.first_unfinished is entry.record
     assert lane.checkpoint().watermark == Position(1)
     lane.finish(entry)
     assert lane.checkpoint().watermark == Position(2)
@@ -125,7 +126,7 @@ def test_nothing_is_upcoming_before_everything_that_was_inherited_has_been_seen(
 
 def test_no_more_is_upcoming_than_a_fail_over_may_read_again():
     size = len(make_record(1).data)
-    lane = make_lane("key", "abcdef", LaneLimits(replay_bytes_max=3 * size))
+    lane = make_lane("key", "abcdef", replay_bytes_max=3 * size)
     lane.begin()
     assert upcoming(lane) == [2, 3, 4]
     lane.finish_prefix(3)

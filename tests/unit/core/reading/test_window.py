@@ -186,7 +186,7 @@ def test_a_drained_page_is_charged_what_is_unfinished():
 
 def test_an_aggregate_whose_records_weigh_more_than_it_is_charged_no_more_than_its_page():
     window = make_window(aggregated(1, *[("k", b"")] * 100))
-    charged = window._held_bytes
+    charged = window.held_bytes
     pulled = pull_all(window)
     assert Sizes([record for record, _ in pulled]).cost(0, 100) > charged
     assert window.collect_freed() == 0

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from anabranch.limits import LIST_SHARDS_RESULTS_MAX, PUT_RECORDS_ENTRIES_MAX
-from anabranch.local.errors import LocalError
+from anabranch.local.errors import LocalError, validation
 
 
 class StringShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -238,7 +238,7 @@ def null_member(path: str) -> LocalError:
 
 def _validation_error(violations: list[str]) -> LocalError:
     errors = "error" if len(violations) == 1 else "errors"
-    return LocalError("ValidationException", f"{len(violations)} validation {errors} detected: {'; '.join(violations)}")
+    return validation(f"{len(violations)} validation {errors} detected: {'; '.join(violations)}")
 
 
 def _violation(value: Any, path: str, constraint: str) -> str:

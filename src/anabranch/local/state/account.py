@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from anabranch._model.entropy import Entropy
-from anabranch.local.errors import LocalError, limit_exceeded, not_found, stream_not_found
+from anabranch.local.errors import LocalError, in_use, limit_exceeded, not_found, stream_not_found
 from anabranch.local.settings import LocalSettings
 from anabranch.local.state.identifiers import Timestamp
 from anabranch.local.state.shard import Shard, StoredRecord
@@ -190,10 +190,9 @@ class Account:
         previous = self.subscriptions.get(key)
         if previous is not None and not previous.is_over:
             previous.end(
-                LocalError(
-                    "ResourceInUseException",
+                in_use(
                     "Another active subscription exists for this consumer: "
-                    f"{subscription.consumer_arn} on {subscription.shard_id} was taken over by a newer call.",
+                    f"{subscription.consumer_arn} on {subscription.shard_id} was taken over by a newer call."
                 )
             )
             self._changes.shards[subscription.stream_name, subscription.shard_id] = None

@@ -21,8 +21,8 @@ import msgspec
 
 from anabranch._model.entropy import Entropy
 from anabranch.errors import CodecError
+from anabranch.local.actions.calls import ACTIONS, Call
 from anabranch.local.actions.consumers import subscribe_to_shard
-from anabranch.local.actions.lookups import ACTIONS
 from anabranch.local.actions.records import PutRecordsRequest, PutRecordsResponse, put_records
 from anabranch.local.errors import LocalError
 from anabranch.local.settings import LocalSettings
@@ -104,7 +104,7 @@ class LocalState:
         self.settle(now_ms)
         self.account.rates.check_call(operation, now_ms)
         validate(REQUESTS[operation], request)
-        answer = perform(self.account, request, now_ms)
+        answer = perform(Call(operation, self.account, request, now_ms))
         self._publish()
         return answer
 
@@ -122,7 +122,7 @@ class LocalState:
         """
         self.settle(now_ms)
         validate(REQUESTS["SubscribeToShard"], request)
-        subscription = subscribe_to_shard(self.account, request, now_ms)
+        subscription = subscribe_to_shard(Call("SubscribeToShard", self.account, request, now_ms))
         self._publish()
         return subscription
 

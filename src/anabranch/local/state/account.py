@@ -94,9 +94,6 @@ class Account:
         settings = self.settings
         return f"arn:{settings.partition}:kinesis:{settings.region}:{settings.account_id}:stream/{name}"
 
-    def stream_label(self, stream: Stream) -> str:
-        return f"stream {stream.name} under account {self.settings.account_id}"
-
     def horizon_ms(self, stream: Stream, now_ms: int) -> int:
         return stream.horizon_ms(now_ms, self.settings.time_scale)
 

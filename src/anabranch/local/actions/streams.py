@@ -1,6 +1,5 @@
 """Streams: create, delete, describe, list, and change their settings. The settings of the account."""
 
-from collections.abc import Callable
 from typing import Final
 
 from anabranch import limits
@@ -170,7 +169,10 @@ def list_streams(call: Call) -> Answer:
     return answer
 
 
-def _set_retention(call: Call, *, longer: bool) -> Answer:
+@action("IncreaseStreamRetentionPeriod")
+@action("DecreaseStreamRetentionPeriod")
+def set_retention_period(call: Call) -> Answer:
+    """Records that are unreadable before or after the change stay unreadable."""
     stream, hours = call.find_active_stream(), call.request["RetentionPeriodHours"]
     requested = f"Requested retention period ({hours} hours)"
     if hours < limits.RETENTION_HOURS_MIN:
@@ -181,6 +183,7 @@ def _set_retention(call: Call, *, longer: bool) -> Answer:
         raise invalid_argument(
             f"Maximum allowed retention period is {limits.RETENTION_HOURS_MAX} hours. {requested} is too long."
         )
+    longer = call.operation == "IncreaseStreamRetentionPeriod"
     if hours < stream.retention_hours if longer else hours > stream.retention_hours:
         wrong, right = ("shorter", "Decrease") if longer else ("longer", "Increase")
         raise invalid_argument(
@@ -189,47 +192,32 @@ def _set_retention(call: Call, *, longer: bool) -> Answer:
         )
     before_ms = call.horizon_ms(stream)
     stream.retention_hours = hours
-    # Records that are unreadable before or after the change stay unreadable.
     stream.trimmed_before_ms = max(before_ms, call.horizon_ms(stream))
     call.account.mark_written(stream)
     return {}
 
 
-@action("IncreaseStreamRetentionPeriod")
-def increase_stream_retention_period(call: Call) -> Answer:
-    """Records that have already expired stay gone."""
-    return _set_retention(call, longer=True)
-
-
-@action("DecreaseStreamRetentionPeriod")
-def decrease_stream_retention_period(call: Call) -> Answer:
-    """Older records become unreadable at once and for good."""
-    return _set_retention(call, longer=False)
-
-
 @action("StartStreamEncryption")
-def start_stream_encryption(call: Call) -> Answer:
-    """Marks later records as encrypted. No key is used or checked."""
-    return _set_key(call, call.request["KeyId"])
-
-
 @action("StopStreamEncryption")
-def stop_stream_encryption(call: Call) -> Answer:
-    return _set_key(call, None)
-
-
-def _set_key(call: Call, key_id: str | None) -> Answer:
+def set_encryption(call: Call) -> Answer:
+    """Marks later records as encrypted. No key is used or checked."""
     stream = call.find_active_stream()
     if call.request["EncryptionType"] != "KMS":
         raise invalid_argument("The only valid EncryptionType is KMS.")
+    key_id = call.request["KeyId"] if call.operation == "StartStreamEncryption" else None
     call.account.update_stream(stream, call.now_ms, EncryptionChange(key_id))
     return {}
 
 
-def _set_metrics(call: Call, combine: Callable[[set[str], set[str]], set[str]]) -> Answer:
+@action("EnableEnhancedMonitoring")
+@action("DisableEnhancedMonitoring")
+def set_enhanced_monitoring(call: Call) -> Answer:
     stream = call.find_active_stream()
     before, named = stream.metrics, set(call.request["ShardLevelMetrics"])
-    stream.metrics = sorted(combine(set(before), set(METRIC_NAMES) if "ALL" in named else named))
+    if "ALL" in named:
+        named = set(METRIC_NAMES)
+    enables = call.operation == "EnableEnhancedMonitoring"
+    stream.metrics = sorted({*before} | named if enables else {*before} - named)
     call.account.update_stream(stream, call.now_ms)
     return {
         "StreamName": stream.name,
@@ -237,16 +225,6 @@ def _set_metrics(call: Call, combine: Callable[[set[str], set[str]], set[str]]) 
         "DesiredShardLevelMetrics": stream.metrics,
         "StreamARN": stream.arn,
     }
-
-
-@action("EnableEnhancedMonitoring")
-def enable_enhanced_monitoring(call: Call) -> Answer:
-    return _set_metrics(call, set.union)
-
-
-@action("DisableEnhancedMonitoring")
-def disable_enhanced_monitoring(call: Call) -> Answer:
-    return _set_metrics(call, set.difference)
 
 
 @action("UpdateStreamMode")

@@ -208,7 +208,7 @@ class LocalKinesis:
         if unusable:
             kept = journal.keep_file()
             logger.warning("%s: %d entries could not be used; the file is kept as %s", journal.path, unusable, kept)
-        self.state.free_expired(self._clock.now_ms())
+        self.state.account.free_expired(self._clock.now_ms())
         journal.rewrite(self.state.snapshot())
 
     def _create_streams(self) -> None:
@@ -250,7 +250,7 @@ class LocalKinesis:
 
     def _free_expired(self) -> None:
         """Frees expired records in memory, and in the journal when they are more than half of it."""
-        self.state.free_expired(self._clock.now_ms())
+        self.state.account.free_expired(self._clock.now_ms())
         size_bytes = 2 * self.state.account.size_bytes + _JOURNAL_BYTES_MIN
         if self._journal is not None and self._journal.failure is None and self._journal.size_bytes > size_bytes:
             self._journal.replace(list(self.state.snapshot()))

@@ -15,7 +15,7 @@ writes them as JSON, and `.members()` is the dict for other encodings. Errors ar
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -27,39 +27,19 @@ from anabranch.local.actions.records import PutRecordsRequest, PutRecordsRespons
 from anabranch.local.errors import LocalError
 from anabranch.local.settings import LocalSettings
 from anabranch.local.shapes import REQUESTS, validate
-from anabranch.local.state.account import Account, Changes, Commitment
-from anabranch.local.state.shard import Shard, StoredRecord
+from anabranch.local.state.account import (
+    Account,
+    CommitmentWritten,
+    Entry,
+    RecordsAppended,
+    StreamRemoved,
+    StreamWritten,
+)
+from anabranch.local.state.shard import Shard
 from anabranch.local.state.stream import Routing, Stream
 from anabranch.local.state.subscription import Subscription
 
-# Journal entries: all state except subscriptions and rates, which do not survive a restart.
-#
-# An entry states the result, not the request: a stream's whole description, the appended records, a deleted stream. So
-# a replay does not run the operations again, and a repeated entry changes nothing. MessagePack has no integers above 64
-# bits: such numbers are strings.
-
 _SNAPSHOT_BYTES: Final = 4 << 20  # of records in one entry, unless a single record is larger
-
-
-class StreamWritten(msgspec.Struct, tag="stream", array_like=True):
-    stream: Stream
-
-
-class StreamRemoved(msgspec.Struct, tag="removed", array_like=True):
-    stream_name: str
-
-
-class RecordsAppended(msgspec.Struct, tag="records", array_like=True):
-    stream_name: str
-    shard_id: str
-    records: list[StoredRecord]
-
-
-class CommitmentWritten(msgspec.Struct, tag="commitment", array_like=True):
-    commitment: Commitment
-
-
-_Entry: TypeAlias = StreamWritten | StreamRemoved | RecordsAppended | CommitmentWritten
 
 
 def _to_row(value: Any) -> Any:
@@ -71,7 +51,7 @@ def _from_row(kind: type, row: Any) -> Any:
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=_to_row)
-_DECODER: Final = msgspec.msgpack.Decoder(_Entry, dec_hook=_from_row)
+_DECODER: Final = msgspec.msgpack.Decoder(Entry, dec_hook=_from_row)
 
 
 class LocalState:
@@ -170,29 +150,14 @@ class LocalState:
         self.account.update_next_deadline()
         return unusable
 
-    def free_expired(self, now_ms: int) -> None:
-        """Frees the memory of expired records, which reads never return."""
-        self.account.free_expired(now_ms)
-
     def _publish(self) -> None:
-        changes = self.account.take_changes()
+        entries, shards = self.account.take_changes()
         if self.journal is not None:
-            for entry in _entries(self.account, changes):
+            for entry in entries:
                 self.journal(_ENCODER.encode(entry))
         if self.on_change is not None:
-            for stream_name, shard_id in changes.shards:
+            for stream_name, shard_id in shards:
                 self.on_change(stream_name, shard_id)
-
-
-def _entries(account: Account, changes: Changes) -> Iterator[_Entry]:
-    for stream_name in changes.removed:
-        yield StreamRemoved(stream_name)
-    for stream_name in changes.written:
-        yield StreamWritten(account.streams[stream_name])
-    for appended in changes.appended:
-        yield RecordsAppended(*appended)
-    if changes.commitment:
-        yield CommitmentWritten(account.commitment)
 
 
 def _apply(account: Account, raw: bytes, position: int) -> None:

@@ -244,12 +244,12 @@ def test_expired_records_are_freed_by_time_and_the_rest_stays_readable(kinesis):
     log = kinesis.state.account.streams["orders"].shards[LOW].log
     assert len(log) == 2400
     kinesis.wait(hours=10)
-    kinesis.state.free_expired(kinesis.now_ms)
+    kinesis.state.account.free_expired(kinesis.now_ms)
     assert len(log.records) == len(log.numbers) == len(log.totals) == 1400
     assert kinesis.state.account.size_bytes < 1400 * 110
     assert kinesis.read()[0] == "16"
     kinesis.wait(hours=24)
-    kinesis.state.free_expired(kinesis.now_ms)
+    kinesis.state.account.free_expired(kinesis.now_ms)
     assert (log.records, kinesis.state.account.size_bytes) == ([], 0)
     kinesis.put("new", hash_key=0)
     assert kinesis.read() == ["new"]
@@ -258,7 +258,7 @@ def test_expired_records_are_freed_by_time_and_the_rest_stays_readable(kinesis):
 def test_shards_that_have_expired_are_forgotten_by_time(kinesis):
     kinesis.SplitShard(StreamName="orders", ShardToSplit=LOW, NewStartingHashKey="77")
     kinesis.wait(hours=25)
-    kinesis.state.free_expired(kinesis.now_ms)
+    kinesis.state.account.free_expired(kinesis.now_ms)
     assert LOW not in kinesis.state.account.streams["orders"].shards
 
 

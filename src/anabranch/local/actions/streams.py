@@ -7,7 +7,7 @@ from anabranch.local.actions.calls import Answer, Call, action
 from anabranch.local.actions.resources import check_tags
 from anabranch.local.errors import in_use, invalid_argument, limit_exceeded, validation
 from anabranch.local.shapes import METRIC_NAMES
-from anabranch.local.state.account import COMMITMENT_MS
+from anabranch.local.state.account import COMMITMENT_MS, SHARD_LIMIT
 from anabranch.local.state.identifiers import PageToken, full_shard_id, write_token
 from anabranch.local.state.stream import EncryptionChange, Stream, StreamMode
 
@@ -289,7 +289,7 @@ def update_max_record_size(call: Call) -> Answer:
 @action("DescribeLimits")
 def describe_limits(call: Call) -> Answer:
     return {
-        "ShardLimit": call.account.settings.shard_limit,
+        "ShardLimit": SHARD_LIMIT,
         "OpenShardCount": call.account.open_shard_count,
         "OnDemandStreamCount": sum(stream.mode == "ON_DEMAND" for stream in call.account.streams.values()),
         "OnDemandStreamCountLimit": _ON_DEMAND_STREAMS_MAX,

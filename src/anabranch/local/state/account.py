@@ -4,7 +4,8 @@ Owns the lifecycle of streams and consumers, the active subscriptions, and the c
 subscribers have not seen yet. A change that was due before a call takes effect as of its deadline, not as of the call.
 """
 
-from typing import Any, Final
+from collections.abc import Iterable
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -18,6 +19,7 @@ from anabranch.local.state.subscription import Subscription
 from anabranch.local.state.throughput import CallRates
 
 COMMITMENT_MS: Final = 24 * 3_600_000
+SHARD_LIMIT: Final = 20_000  # open shards per account: AWS's default in its three largest regions
 _RECORD_OVERHEAD_BYTES: Final = 100
 
 
@@ -58,16 +60,32 @@ class Commitment(msgspec.Struct, kw_only=True):
         return members
 
 
-class Changes(msgspec.Struct):
-    """What changed since the last `take_changes`. Dicts serve as ordered sets."""
+# Journal entries: all state except subscriptions and rates, which do not survive a restart.
+#
+# An entry states the result, not the request: a stream's whole description, the appended records, a deleted stream. So
+# a replay does not run the operations again, and a repeated entry changes nothing. MessagePack has no integers above 64
+# bits: such numbers are strings.
 
-    removed: dict[str, None] = {}
-    written: dict[str, None] = {}
-    """Streams whose description, shards or consumers changed."""
-    appended: list[tuple[str, str, list[StoredRecord]]] = []
-    commitment: bool = False
-    shards: dict[tuple[str, str], None] = {}
-    """Shards whose subscribers must look again."""
+
+class StreamWritten(msgspec.Struct, tag="stream", array_like=True):
+    stream: Stream
+
+
+class StreamRemoved(msgspec.Struct, tag="removed", array_like=True):
+    stream_name: str
+
+
+class RecordsAppended(msgspec.Struct, tag="records", array_like=True):
+    stream_name: str
+    shard_id: str
+    records: list[StoredRecord]
+
+
+class CommitmentWritten(msgspec.Struct, tag="commitment", array_like=True):
+    commitment: Commitment
+
+
+Entry: TypeAlias = StreamWritten | StreamRemoved | RecordsAppended | CommitmentWritten
 
 
 class Account:
@@ -80,7 +98,10 @@ class Account:
         """By consumer ARN and shard id."""
         self.rates = CallRates(settings.account_id, enforced=self.enforces_limits)
         self.next_deadline_ms: int | None = None
-        self._changes = Changes()
+        self._entries: dict[object, Entry] = {}
+        """What the journal has not seen yet, by what changed: a stream, a shard's records, or the commitment (None)."""
+        self._changed_shards: dict[tuple[str, str], None] = {}
+        """Shards whose subscribers must look again. A dict serves as an ordered set."""
 
     @property
     def enforces_limits(self) -> bool:
@@ -98,12 +119,12 @@ class Account:
         return stream.horizon_ms(now_ms, self.settings.time_scale)
 
     def check_shard_room(self, additional: int) -> None:
-        present, limit = self.open_shard_count, self.settings.shard_limit
-        if present + additional > limit:
+        present = self.open_shard_count
+        if present + additional > SHARD_LIMIT:
             raise limit_exceeded(
                 "This request would exceed the shard limit for the account "
                 f"{self.settings.account_id} in {self.settings.region}. "
-                f"Current shard count for the account: {present}. Limit: {limit}. "
+                f"Current shard count for the account: {present}. Limit: {SHARD_LIMIT}. "
                 f"Number of additional shards that would have resulted from this request: {additional}. "
                 "Refer to the AWS Service Limits page "
                 "(http://docs.aws.amazon.com/general/latest/gr/aws_service_limits.html) "
@@ -144,7 +165,7 @@ class Account:
         self.update_next_deadline()
 
     def free_expired(self, now_ms: int) -> None:
-        """Removes expired shards, and frees the records that can no longer be read."""
+        """Removes expired shards, and frees the memory of expired records, which reads never return."""
         for stream in self.streams.values():
             horizon_ms = self.horizon_ms(stream, now_ms)
             stream.forget_expired_shards(horizon_ms)
@@ -169,18 +190,22 @@ class Account:
     # Changes for the journal and the subscribers
 
     def mark_written(self, stream: Stream) -> None:
-        self._changes.written[stream.name] = None
+        """The description, the shards or the consumers of the stream changed."""
+        self._entries[stream.name] = StreamWritten(stream)
 
     def mark_appended(self, stream: Stream, shard: Shard, records: list[StoredRecord]) -> None:
-        self._changes.appended.append((stream.name, shard.shard_id, records))
-        self._changes.shards[stream.name, shard.shard_id] = None
+        key = stream.name, shard.shard_id
+        self._entries[key] = RecordsAppended(*key, records)
+        self._changed_shards[key] = None
 
     def mark_commitment(self) -> None:
-        self._changes.commitment = True
+        self._entries[None] = CommitmentWritten(self.commitment)
 
-    def take_changes(self) -> Changes:
-        changes, self._changes = self._changes, Changes()
-        return changes
+    def take_changes(self) -> tuple[Iterable[Entry], Iterable[tuple[str, str]]]:
+        """The journal entries, and the shards that changed, since the last call."""
+        entries, shards = self._entries, self._changed_shards
+        self._entries, self._changed_shards = {}, {}
+        return entries.values(), shards
 
     def add_subscription(self, subscription: Subscription, now_ms: int) -> None:
         key = subscription.consumer_arn, subscription.shard_id
@@ -192,7 +217,7 @@ class Account:
                     f"{subscription.consumer_arn} on {subscription.shard_id} was taken over by a newer call."
                 )
             )
-            self._changes.shards[subscription.stream_name, subscription.shard_id] = None
+            self._changed_shards[subscription.stream_name, subscription.shard_id] = None
         self.subscriptions = {k: s for k, s in self.subscriptions.items() if not s.is_over or s.is_fresh(now_ms)}
         self.subscriptions[key] = subscription
 
@@ -220,7 +245,7 @@ class Account:
             stream.key_id = change.key_id
         elif change is not None:
             closed = reshard(stream, change, at_ms)
-            self._changes.shards.update({(stream.name, shard.shard_id): None for shard in closed})
+            self._changed_shards.update({(stream.name, shard.shard_id): None for shard in closed})
         self.mark_written(stream)
 
     def _settle_consumer(self, stream: Stream, consumer: Consumer, now_ms: int) -> None:
@@ -237,8 +262,7 @@ class Account:
 
     def _remove_stream(self, stream: Stream) -> None:
         del self.streams[stream.name]
-        self._changes.removed[stream.name] = None
-        self._changes.written.pop(stream.name, None)
+        self._entries[stream.name] = StreamRemoved(stream.name)
         error = stream_not_found(stream.name, self.settings.account_id)
         self._end_subscriptions([s for s in self.subscriptions.values() if s.stream_name == stream.name], error)
 
@@ -246,4 +270,4 @@ class Account:
         for subscription in ended:
             subscription.end(error)
             del self.subscriptions[subscription.consumer_arn, subscription.shard_id]
-            self._changes.shards[subscription.stream_name, subscription.shard_id] = None
+            self._changed_shards[subscription.stream_name, subscription.shard_id] = None

@@ -299,13 +299,12 @@ def write_self_signed_certificate(folder: Path, host: str, now: dt.datetime) -> 
 
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "anabranch local Kinesis")])
-    names: list[x509.GeneralName] = [x509.DNSName("localhost")]
-    addresses = ["127.0.0.1", "::1"]
-    try:
-        addresses.append(str(ipaddress.ip_address(host)))
-    except ValueError:
-        names.append(x509.DNSName(host))
-    names.extend(x509.IPAddress(ipaddress.ip_address(address)) for address in dict.fromkeys(addresses))
+    names: dict[x509.GeneralName, None] = {}
+    for alternative in ("localhost", "127.0.0.1", "::1", host):
+        try:
+            names[x509.IPAddress(ipaddress.ip_address(alternative))] = None
+        except ValueError:
+            names[x509.DNSName(alternative)] = None
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -314,7 +313,7 @@ def write_self_signed_certificate(folder: Path, host: str, now: dt.datetime) -> 
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - dt.timedelta(hours=1))
         .not_valid_after(now + _CERTIFICATE_LIFETIME)
-        .add_extension(x509.SubjectAlternativeName(list(dict.fromkeys(names))), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)

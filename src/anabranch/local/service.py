@@ -82,7 +82,7 @@ class LocalState:
         if perform is None:
             raise LocalError("UnknownOperationException", f"There is no operation {operation} in this service.")
         self.settle(now_ms)
-        self.account.rates.check_call(operation, now_ms)
+        self.account.check_call_rate(operation, now_ms)
         validate(REQUESTS[operation], request)
         answer = perform(Call(operation, self.account, request, now_ms))
         self._publish()

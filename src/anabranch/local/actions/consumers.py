@@ -94,12 +94,13 @@ def subscribe_to_shard(call: Call) -> Subscription:
         raise in_use(f"Consumer {consumer.arn} is not ACTIVE, instead in state {consumer.status}.")
     start = call.request["StartingPosition"]
     position = call.find_position(stream, shard, start["Type"], start.get("SequenceNumber"), start.get("Timestamp"))
-    if not call.account.rates.allows_subscription(consumer.arn, shard.shard_id, call.now_ms):
+    key = consumer.arn, shard.shard_id
+    if not call.account.allows_call(key, limits.SUBSCRIBE_PER_SECOND, call.now_ms):
         raise limit_exceeded(
             f"SubscribeToShard can be called {limits.SUBSCRIBE_PER_SECOND} time a second for consumer {consumer.arn} "
             f"and shard {shard.shard_id}."
         )
-    previous = call.account.subscriptions.get((consumer.arn, shard.shard_id))
+    previous = call.account.subscriptions.get(key)
     if previous is not None and previous.is_fresh(call.now_ms):
         raise in_use(
             f"Another active subscription exists for this consumer: {consumer.arn} on {shard.shard_id}; "

@@ -192,7 +192,7 @@ def get_shard_iterator(call: Call) -> Answer:
     kind, number = call.request["ShardIteratorType"], call.request.get("StartingSequenceNumber")
     position = call.find_position(stream, shard, kind, number, call.request.get("Timestamp"))
     call.check_dry_run()
-    if call.account.enforces_limits and not shard.throughput.allows_iterator(call.now_ms):
+    if call.account.enforces_limits and not shard.throughput.iterators.take(1, call.now_ms):
         raise throughput_exceeded(shard.shard_id, stream.name, call.account_id)
     iterator = ShardIterator(stream.name, stream.created_ms, shard.index, str(position), call.now_ms)
     return {"ShardIterator": encode_iterator(iterator, call.account.entropy)}
@@ -216,7 +216,7 @@ def get_records(call: Call) -> Answer:
     begin = log.index_at(int(iterator.position))
     end = log.end_of_read(begin, call.request.get("Limit", limits.GET_RECORDS_COUNT_MAX), limits.GET_RECORDS_BYTES_MAX)
     if call.account.enforces_limits:
-        shard.throughput.charge_read(log.bytes_between(begin, end), call.now_ms)
+        shard.throughput.read_bytes.charge(log.bytes_between(begin, end), call.now_ms)
     answer: Answer = {"Records": log.records[begin:end], "MillisBehindLatest": log.behind_ms(end, call.now_ms)}
     if end == len(log.records) and not shard.is_open:
         answer["ChildShards"] = stream.children_of(shard)

@@ -16,7 +16,7 @@ from anabranch.local.state.identifiers import Timestamp
 from anabranch.local.state.shard import Shard, StoredRecord
 from anabranch.local.state.stream import Change, Consumer, EncryptionChange, Stream, reshard
 from anabranch.local.state.subscription import Subscription
-from anabranch.local.state.throughput import CallRates
+from anabranch.local.state.throughput import CALLS_PER_SECOND, TokenBucket
 
 COMMITMENT_MS: Final = 24 * 3_600_000
 SHARD_LIMIT: Final = 20_000  # open shards per account: AWS's default in its three largest regions
@@ -96,7 +96,7 @@ class Account:
         self.commitment = Commitment()
         self.subscriptions: dict[tuple[str, str], Subscription] = {}
         """By consumer ARN and shard id."""
-        self.rates = CallRates(settings.account_id, enforced=self.enforces_limits)
+        self._call_rates: dict[object, TokenBucket] = {}
         self.next_deadline_ms: int | None = None
         self._entries: dict[object, Entry] = {}
         """What the journal has not seen yet, by what changed: a stream, a shard's records, or the commitment (None)."""
@@ -130,6 +130,17 @@ class Account:
                 "(http://docs.aws.amazon.com/general/latest/gr/aws_service_limits.html) "
                 "for current limits and how to request higher limits."
             )
+
+    def check_call_rate(self, operation: str, now_ms: int) -> None:
+        per_second = CALLS_PER_SECOND.get(operation)
+        if per_second is not None and not self.allows_call(operation, per_second, now_ms):
+            raise limit_exceeded(f"Rate exceeded for {operation} under account {self.settings.account_id}.")
+
+    def allows_call(self, what: object, per_second: int, now_ms: int) -> bool:
+        """`what` is an operation, or what else is counted on its own."""
+        if not self.enforces_limits:
+            return True
+        return self._call_rates.setdefault(what, TokenBucket(per_second)).take(1, now_ms)
 
     # The lifecycle of streams and consumers
 

@@ -1,15 +1,14 @@
 """Writing and reading records.
 
-PutRecords is the hot path: msgspec decodes and encodes typed values, one pass checks them, one pass writes them. If the
-check fails, the generic validator finds AWS's message. A rejected request writes nothing; a throttled one writes the
-entries that the limits allow.
+PutRecords is the hot path: msgspec decodes, checks and encodes typed values. If its check fails, the generic validator
+finds AWS's message. A rejected request writes nothing; a throttled one writes the entries that the limits allow.
 """
 
-import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from anabranch import limits
 from anabranch._model.hash_keys import md5_hash_key
@@ -23,7 +22,7 @@ from anabranch.local.errors import (
     slot_message,
     throughput_exceeded,
 )
-from anabranch.local.shapes import HASH_KEY, REQUESTS, STREAM, null_member, validate
+from anabranch.local.shapes import HASH_KEY, STREAM, null_member, validate
 from anabranch.local.state.account import Account
 from anabranch.local.state.identifiers import (
     ShardIterator,
@@ -34,8 +33,6 @@ from anabranch.local.state.identifiers import (
 )
 from anabranch.local.state.shard import Shard, StoredRecord
 from anabranch.local.state.stream import Stream
-
-_HASH_KEY: Final = re.compile(HASH_KEY.pattern or "")
 
 
 def _shard_for(stream: Stream, partition_key: str | None, explicit_hash_key: str | None, slot: int | None) -> Shard:
@@ -100,14 +97,14 @@ def _check_ordering(call: Call, text: str, stream: Stream) -> None:
         )
 
 
-class PutRecordsEntry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, rename="pascal"):
-    data: bytes
-    partition_key: str | None = None
-    explicit_hash_key: str | None = None
+class PutRecordsEntry(msgspec.Struct, frozen=True, gc=False, rename="pascal"):
+    data: Annotated[bytes, Meta(max_length=limits.RECORD_BYTES_MAX)]
+    partition_key: Annotated[str, Meta(min_length=1, max_length=limits.PARTITION_KEY_CHARACTERS_MAX)] | None = None
+    explicit_hash_key: Annotated[str, Meta(pattern=rf"^(?:{HASH_KEY.pattern})\Z")] | None = None
 
 
-class PutRecordsRequest(msgspec.Struct, frozen=True, omit_defaults=True, rename="pascal"):
-    records: list[PutRecordsEntry]
+class PutRecordsRequest(msgspec.Struct, frozen=True, rename="pascal"):
+    records: Annotated[list[PutRecordsEntry], Meta(min_length=1, max_length=limits.PUT_RECORDS_ENTRIES_MAX)]
     stream_name: str | None = None
     stream_arn: str | None = msgspec.field(name="StreamARN", default=None)
     stream_id: str | None = None
@@ -134,8 +131,8 @@ class PutRecordsResponse(msgspec.Struct, frozen=True, omit_defaults=True, rename
 def put_records(
     account: Account, request: PutRecordsRequest, now_ms: int, refused_slots: Mapping[int, str]
 ) -> PutRecordsResponse:
-    _check_entries(request)
     call = Call("PutRecords", account, request.stream_members(), now_ms)
+    validate(STREAM, call.request)
     stream = call.find_readable_stream()
     slots = [
         (
@@ -170,20 +167,6 @@ def put_records(
     for shard, records in appended.items():
         account.mark_appended(stream, shard, records)
     return PutRecordsResponse(failed, results, encryption_type)
-
-
-def _check_entries(request: PutRecordsRequest) -> None:
-    records = request.records
-    is_valid = 1 <= len(records) <= limits.PUT_RECORDS_ENTRIES_MAX and all(
-        len(entry.data) <= limits.RECORD_BYTES_MAX
-        and (entry.partition_key is None or 0 < len(entry.partition_key) <= limits.PARTITION_KEY_CHARACTERS_MAX)
-        and (entry.explicit_hash_key is None or _HASH_KEY.fullmatch(entry.explicit_hash_key) is not None)
-        for entry in records
-    )
-    if is_valid:
-        validate(STREAM, request.stream_members())
-    else:
-        validate(REQUESTS["PutRecords"], msgspec.to_builtins(request, builtin_types=(bytes,)))
 
 
 @action("GetShardIterator")

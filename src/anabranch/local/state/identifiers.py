@@ -36,9 +36,6 @@ class Timestamp(float):
     def milliseconds(self) -> int:
         return round(self * 1000)
 
-    def __repr__(self) -> str:
-        return f"Timestamp({float(self)!r})"
-
 
 def shard_id_of(index: int) -> str:
     return f"shardId-{index:012d}"

@@ -178,12 +178,10 @@ class Shard:
         self._last_ms = max(self._last_ms, record.arrival_ms)
         self.log.append(number, record, record.size_bytes)
 
-    def close(self, now_ms: int, child_ids: tuple[str, ...]) -> int:
-        """Returns the time when the children open, which is after the last record of this shard."""
-        newest_ms = self._last_ms + 1 if self.counter else self._last_ms
-        self.closed_ms = max(now_ms, newest_ms)
-        self.child_ids = child_ids
-        return self.closed_ms
+    @property
+    def closes_from_ms(self) -> int:
+        """The earliest time at which it can close, which is after its last record."""
+        return self._last_ms + 1 if self.counter else self._last_ms
 
     def was_open_at(self, at_ms: int) -> bool:
         return self.opened_ms <= at_ms and (self.closed_ms is None or at_ms < self.closed_ms)

@@ -201,9 +201,9 @@ def _replace(stream: Stream, parents: tuple[Shard, ...], ranges: tuple[HashKeyRa
     first = stream.next_shard_index
     stream.next_shard_index += len(ranges)
     child_ids = tuple(shard_id_of(first + offset) for offset in range(len(ranges)))
-    opened_ms = max(parent.close(now_ms, child_ids) for parent in parents)
+    opened_ms = max(now_ms, *(parent.closes_from_ms for parent in parents))
     for parent in parents:
-        parent.closed_ms = opened_ms  # both parents of a merge close at the same time
+        parent.closed_ms, parent.child_ids = opened_ms, child_ids
     created_s = max(opened_ms // 1000, *(parent.created_s for parent in parents)) + 1
     parent_ids = tuple(parent.shard_id for parent in parents)
     children = [

@@ -115,9 +115,6 @@ class Account:
         settings = self.settings
         return f"arn:{settings.partition}:kinesis:{settings.region}:{settings.account_id}:stream/{name}"
 
-    def horizon_ms(self, stream: Stream, now_ms: int) -> int:
-        return stream.horizon_ms(now_ms, self.settings.time_scale)
-
     def check_shard_room(self, additional: int) -> None:
         present = self.open_shard_count
         if present + additional > SHARD_LIMIT:
@@ -136,11 +133,11 @@ class Account:
         if per_second is not None and not self.allows_call(operation, per_second, now_ms):
             raise limit_exceeded(f"Rate exceeded for {operation} under account {self.settings.account_id}.")
 
-    def allows_call(self, what: object, per_second: int, now_ms: int) -> bool:
-        """`what` is an operation, or what else is counted on its own."""
+    def allows_call(self, key: object, per_second: int, now_ms: int) -> bool:
+        """`key` names what is counted: the calls of an operation, or the subscriptions of a consumer to a shard."""
         if not self.enforces_limits:
             return True
-        return self._call_rates.setdefault(what, TokenBucket(per_second)).take(1, now_ms)
+        return self._call_rates.setdefault(key, TokenBucket(per_second)).take(1, now_ms)
 
     # The lifecycle of streams and consumers
 
@@ -178,7 +175,7 @@ class Account:
     def free_expired(self, now_ms: int) -> None:
         """Removes expired shards, and frees the memory of expired records, which reads never return."""
         for stream in self.streams.values():
-            horizon_ms = self.horizon_ms(stream, now_ms)
+            horizon_ms = stream.horizon_ms(now_ms, self.settings.time_scale)
             stream.forget_expired_shards(horizon_ms)
             for shard in stream.shards.values():
                 shard.log.trim(horizon_ms)
@@ -222,13 +219,11 @@ class Account:
         key = subscription.consumer_arn, subscription.shard_id
         previous = self.subscriptions.get(key)
         if previous is not None and not previous.is_over:
-            previous.end(
-                in_use(
-                    "Another active subscription exists for this consumer: "
-                    f"{subscription.consumer_arn} on {subscription.shard_id} was taken over by a newer call."
-                )
+            error = in_use(
+                "Another active subscription exists for this consumer: "
+                f"{subscription.consumer_arn} on {subscription.shard_id} was taken over by a newer call."
             )
-            self._changed_shards[subscription.stream_name, subscription.shard_id] = None
+            self._end_subscriptions([previous], error)
         self.subscriptions = {k: s for k, s in self.subscriptions.items() if not s.is_over or s.is_fresh(now_ms)}
         self.subscriptions[key] = subscription
 

@@ -154,7 +154,7 @@ class Stream(msgspec.Struct, kw_only=True):
 
 
 _ROUNDING: Final = 1 << 32
-"""Rounding moves a border of an even cut by some thousands at most, and its shards are wider than 2**100."""
+"""Rounding moves the borders of an even cut by a few thousand at most, and its shards are wider than 2**100."""
 
 
 def reshard(stream: Stream, change: SplitChange | MergeChange | ScaleChange, now_ms: int) -> list[Shard]:

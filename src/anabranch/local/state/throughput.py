@@ -36,8 +36,8 @@ class TokenBucket:
         return True
 
     def charge(self, amount: float, now_ms: int) -> None:
-        """Takes the amount, even if the level gets negative. A saved level does not count towards an amount above the
-        capacity: all of it must be refilled.
+        """Takes the amount, even if the level gets negative. An amount above the capacity empties the bucket first, so
+        that all of it must be refilled.
         """
         level = self.level(now_ms)
         self._level = (min(0.0, level) if amount > self._capacity else level) - amount

@@ -27,9 +27,9 @@ from anabranch.local.state.account import Account
 from anabranch.local.state.identifiers import (
     PageToken,
     Timestamp,
+    decode_token,
     full_shard_id,
     parse_sequence_number,
-    read_token,
     shard_id_of,
 )
 from anabranch.local.state.shard import Shard
@@ -116,7 +116,7 @@ class Call(NamedTuple):
         return f"stream {stream.name} under account {self.account_id}"
 
     def horizon_ms(self, stream: Stream) -> int:
-        return self.account.horizon_ms(stream, self.now_ms)
+        return stream.horizon_ms(self.now_ms, self.account.settings.time_scale)
 
     # shards
 
@@ -203,8 +203,20 @@ class Call(NamedTuple):
         return stream, stream
 
     def read_token(self) -> PageToken:
+        text = self.request["NextToken"]
+        token = decode_token(text, PageToken)
+        if token is None:
+            raise invalid_argument(f"NextToken {text[:80]} is not valid.")
+        if token.operation != self.operation:
+            raise invalid_argument(f"NextToken {text[:80]} was not issued by {self.operation}.")
+        age_ms = self.now_ms - token.issued_ms
         lifetime_ms = self.account.settings.scaled_ms(LIST_SHARDS_TOKEN_LIFETIME_MS)
-        return read_token(self.request["NextToken"], self.operation, self.now_ms, lifetime_ms)
+        if age_ms > lifetime_ms:
+            raise LocalError(
+                "ExpiredNextTokenException",
+                f"NextToken is expired: it was issued {age_ms} ms ago and is valid for {lifetime_ms} ms.",
+            )
+        return token
 
     # positions in a shard
 

@@ -11,7 +11,6 @@ import msgspec
 
 from anabranch._model.entropy import Entropy
 from anabranch.errors import CodecError
-from anabranch.local.errors import LocalError, invalid_argument
 
 T = TypeVar("T")
 
@@ -131,7 +130,7 @@ def decode_iterator(text: str) -> ShardIterator | None:
     """None if the text is not an iterator. Quotes around an iterator are ignored, as on AWS."""
     if len(text) > 1 and text[0] == text[-1] == '"':
         text = text[1:-1]
-    return _decode_text(text, ShardIterator)
+    return decode_token(text, ShardIterator)
 
 
 class PageToken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -151,22 +150,9 @@ def write_token(token: PageToken | ShardIterator) -> str:
     return b64encode(msgspec.json.encode(token)).decode()
 
 
-def _decode_text(text: str, kind: type[T]) -> T | None:
+def decode_token(text: str, kind: type[T]) -> T | None:
+    """None if the text is no such token."""
     try:
         return msgspec.json.decode(b64decode(text.encode("ascii"), validate=True), type=kind)
     except (ValueError, RecursionError, msgspec.DecodeError):  # bad base64 and bad UTF-8 are ValueErrors
         return None
-
-
-def read_token(text: str, operation: str, now_ms: int, lifetime_ms: int) -> PageToken:
-    token = _decode_text(text, PageToken)
-    if token is None:
-        raise invalid_argument(f"NextToken {text[:80]} is not valid.")
-    if token.operation != operation:
-        raise invalid_argument(f"NextToken {text[:80]} was not issued by {operation}.")
-    if now_ms - token.issued_ms > lifetime_ms:
-        raise LocalError(
-            "ExpiredNextTokenException",
-            f"NextToken is expired: it was issued {now_ms - token.issued_ms} ms ago and is valid for {lifetime_ms} ms.",
-        )
-    return token

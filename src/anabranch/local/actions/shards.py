@@ -1,6 +1,5 @@
 """Shards: listing, splitting, merging and scaling."""
 
-from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -27,9 +26,9 @@ def list_shards(call: Call) -> Answer:
         raise stream_not_found(stream.name, call.account_id)
     horizon_ms = call.horizon_ms(stream)
     stream.forget_expired_shards(horizon_ms)
-    wanted = _filter(query, max(horizon_ms, stream.created_ms))
+    at_ms = max(query.filter_ms, horizon_ms, stream.created_ms)
     candidates = [] if stream.status == "CREATING" else stream.shards.values()
-    shards = [shard for shard in candidates if shard.shard_id > query.after and wanted(shard)]
+    shards = [s for s in candidates if s.shard_id > query.after and _is_wanted(s, query.filter_type, at_ms)]
     limit = min(call.request.get("MaxResults", _PAGE_MAX), _PAGE_MAX)
     answer: Answer = {"Shards": [shard.members() for shard in shards[:limit]]}
     if len(shards) > limit:
@@ -67,19 +66,12 @@ def _query(call: Call) -> PageToken:
     )
 
 
-def _filter(query: PageToken, horizon_ms: int) -> Callable[[Shard], bool]:
-    at_ms = max(query.filter_ms, horizon_ms)
-    match query.filter_type:
-        case "AT_LATEST":
-            return lambda shard: shard.is_open
-        case "AT_TRIM_HORIZON":
-            return lambda shard: shard.was_open_at(horizon_ms)
-        case "AT_TIMESTAMP":
-            return lambda shard: shard.was_open_at(at_ms)
-        case "FROM_TIMESTAMP":
-            return lambda shard: shard.closed_ms is None or shard.closed_ms >= at_ms
-        case _:
-            return lambda _: True
+def _is_wanted(shard: Shard, filter_type: str, at_ms: int) -> bool:
+    if filter_type == "AT_LATEST":
+        return shard.is_open
+    if filter_type.startswith("AT_"):
+        return shard.was_open_at(at_ms)
+    return shard.closed_ms is None or shard.closed_ms >= at_ms
 
 
 @action("SplitShard")

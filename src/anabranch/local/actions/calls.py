@@ -9,7 +9,9 @@ does not exist. Operations that change a stream need it to be ACTIVE.
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
+
+import msgspec
 
 from anabranch.limits import LIST_SHARDS_TOKEN_LIFETIME_MS
 from anabranch.local.errors import (
@@ -43,7 +45,7 @@ _CONSUMER_ARN: Final = re.compile(
 )
 
 
-class Call(NamedTuple):
+class Call(msgspec.Struct, frozen=True):
     operation: str
     account: Account
     request: Mapping[str, Any]

@@ -50,7 +50,7 @@ def deregister_stream_consumer(call: Call) -> Answer:
     """Also ends the subscriptions of the consumer."""
     stream, consumer = call.find_consumer()
     if consumer.status != "DELETING":
-        call.account.delete_consumer(stream, consumer, call.now_ms)
+        call.account.delete(stream, consumer, call.now_ms)
     return {}
 
 

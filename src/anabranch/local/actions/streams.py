@@ -92,7 +92,7 @@ def delete_stream(call: Call) -> Answer:
             "they must be deleted first or EnforceConsumerDeletion must be set to true."
         )
     if stream.status != "DELETING":
-        call.account.delete_stream(stream, call.now_ms)
+        call.account.delete(stream, stream, call.now_ms)
     return {}
 
 

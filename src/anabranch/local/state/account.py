@@ -151,18 +151,14 @@ class Account:
         stream.change = change
         self._begin(stream, stream, now_ms)
 
-    def delete_stream(self, stream: Stream, now_ms: int) -> None:
-        stream.status = "DELETING"
-        stream.change = None
-        self._begin(stream, stream, now_ms)
-
     def add_consumer(self, stream: Stream, consumer: Consumer, now_ms: int) -> None:
         stream.consumers[consumer.name] = consumer
         self._begin(stream, consumer, now_ms)
 
-    def delete_consumer(self, stream: Stream, consumer: Consumer, now_ms: int) -> None:
-        consumer.status = "DELETING"
-        self._begin(stream, consumer, now_ms)
+    def delete(self, stream: Stream, deleted: Stream | Consumer, now_ms: int) -> None:
+        """Deletes the stream, or one of its consumers."""
+        deleted.status = "DELETING"
+        self._begin(stream, deleted, now_ms)
 
     def settle(self, now_ms: int) -> None:
         """Applies every deadline that has passed, each as of its own time."""

@@ -247,7 +247,7 @@ def test_expired_records_are_freed_by_time_and_the_rest_stays_readable(kinesis):
     assert len(log) == 2400
     kinesis.wait(hours=10)
     kinesis.state.account.free_expired(kinesis.now_ms)
-    assert len(log.records) == len(log.numbers) == len(log.totals) == 1400
+    assert len(log.records) == len(log.numbers) == len(log.totals) - 1 == 1400
     assert kinesis.state.account.size_bytes < 1400 * 110
     assert kinesis.read()[0] == "16"
     kinesis.wait(hours=24)

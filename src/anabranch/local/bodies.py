@@ -89,10 +89,8 @@ class BodyCodec(ABC):
 class _Json(BodyCodec):
     content_type = "application/x-amz-json-1.1"
     timestamp_unit_ms = 1000
-
-    def __init__(self) -> None:
-        self._put_records = msgspec.json.Decoder(PutRecordsRequest)
-        self._encoder = msgspec.json.Encoder(enc_hook=float)  # for a Timestamp: its seconds
+    _put_records: ClassVar = msgspec.json.Decoder(PutRecordsRequest)
+    _encoder: ClassVar = msgspec.json.Encoder(enc_hook=float)  # for a Timestamp: its seconds
 
     def decode(self, operation: str, body: bytes | bytearray) -> RequestMembers:
         if operation == "PutRecords":

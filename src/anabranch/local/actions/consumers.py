@@ -37,7 +37,6 @@ def register_stream_consumer(call: Call) -> Answer:
         arn=f"{stream.arn}/consumer/{name}:{call.now_ms // 1000}",
         created_ms=call.now_ms,
         status="CREATING",
-        deadline_ms=None,
         tags=tags,
     )
     answer = {"Consumer": consumer.members()}  # always CREATING, as on AWS

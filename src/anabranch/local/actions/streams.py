@@ -41,7 +41,6 @@ def create_stream(call: Call) -> Answer:
         arn=call.account.stream_arn(name),
         created_ms=call.now_ms,
         status="CREATING",
-        deadline_ms=None,
         mode=mode,
         tags=tags,
         max_record_kib=call.request.get("MaxRecordSizeInKiB", limits.RECORD_BYTES_DEFAULT_MAX // limits.KIB),
@@ -274,7 +273,7 @@ def update_stream_warm_throughput(call: Call) -> Answer:
     return {
         "StreamARN": stream.arn,
         "StreamName": stream.name,
-        "WarmThroughput": {"TargetMiBps": target, "CurrentMiBps": 0 if before is None else before},
+        "WarmThroughput": {"TargetMiBps": target, "CurrentMiBps": before or 0},
     }
 
 

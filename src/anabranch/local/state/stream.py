@@ -26,7 +26,7 @@ class Consumer(msgspec.Struct, kw_only=True):
     arn: str
     created_ms: int
     status: Literal["CREATING", "ACTIVE", "DELETING"]
-    deadline_ms: int | None
+    deadline_ms: int | None = None
     """When CREATING or DELETING ends."""
     tags: dict[str, str] = {}
     policy: str | None = None
@@ -83,7 +83,7 @@ class Stream(msgspec.Struct, kw_only=True):
     arn: str
     created_ms: int
     status: Literal["CREATING", "ACTIVE", "UPDATING", "DELETING"]
-    deadline_ms: int | None
+    deadline_ms: int | None = None
     change: Change | None = None
     mode: StreamMode
     retention_hours: int = RETENTION_HOURS_MIN
@@ -169,18 +169,16 @@ def reshard(stream: Stream, change: SplitChange | MergeChange | ScaleChange, now
     return [shard for shard in before if not shard.is_open]
 
 
-def split(stream: Stream, shard: Shard, new_starting_hash_key: int, now_ms: int) -> tuple[Shard, Shard]:
+def split(stream: Stream, shard: Shard, new_starting_hash_key: int, now_ms: int) -> list[Shard]:
     start, end = shard.hash_key_range
     ranges = HashKeyRange(start, new_starting_hash_key - 1), HashKeyRange(new_starting_hash_key, end)
-    low, high = _replace(stream, (shard,), ranges, now_ms)
-    return low, high
+    return _replace(stream, (shard,), ranges, now_ms)
 
 
 def merge(stream: Stream, shard: Shard, adjacent: Shard, now_ms: int) -> Shard:
     start = min(shard.hash_key_range.start, adjacent.hash_key_range.start)
     end = max(shard.hash_key_range.end, adjacent.hash_key_range.end)
-    (merged,) = _replace(stream, (shard, adjacent), (HashKeyRange(start, end),), now_ms)
-    return merged
+    return _replace(stream, (shard, adjacent), (HashKeyRange(start, end),), now_ms)[0]
 
 
 def scale(stream: Stream, target_shard_count: int, now_ms: int) -> None:

@@ -21,7 +21,7 @@ from anabranch._version import __version__
 from anabranch._wire.event_stream import encode_headers, frame
 from anabranch.local.actions.records import PutRecordsRequest
 from anabranch.local.bodies import CBOR, CODECS, BodyCodec, RequestMembers
-from anabranch.local.errors import LocalError
+from anabranch.local.errors import LocalError, serialization
 from anabranch.local.faults import NO_FAULT, CallPlan, Fault, Faults
 from anabranch.local.journal import Journal
 from anabranch.local.service import LocalState
@@ -196,15 +196,14 @@ def _read(request: Request, headers: Headers) -> _Incoming | Response:
         return Response(403, _UNDETERMINED, headers)
     content_type = request.headers.get("content-type", "").partition(";")[0].strip()
     service, _, operation = request.headers.get("x-amz-target", "").partition(".")
-    known = service == _SERVICE and operation in REQUESTS
     codec = CODECS.get(content_type)
-    if not request.body:
-        code = "SerializationException" if known else "UnknownOperationException"
-        return _error(LocalError(code, ""), codec or CBOR, headers)
-    if codec is None:
+    if codec is None and request.body:
         return Response(404, _UNKNOWN, headers) if service and operation else Response(403, _UNDETERMINED, headers)
-    if not known:
+    codec = codec or CBOR
+    if service != _SERVICE or operation not in REQUESTS:
         return _error(LocalError("UnknownOperationException", ""), codec, headers)
+    if not request.body:
+        return _error(serialization(""), codec, headers)
     try:
         check_signature_form(request.headers)
         return _Incoming(operation, codec, codec.decode(operation, request.body), headers)

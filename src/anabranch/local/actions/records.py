@@ -27,9 +27,9 @@ from anabranch.local.state.account import Account
 from anabranch.local.state.identifiers import (
     ShardIterator,
     decode_iterator,
-    encode_iterator,
     may_be_issued,
     shard_id_of,
+    write_token,
 )
 from anabranch.local.state.shard import Shard, StoredRecord
 from anabranch.local.state.stream import Stream
@@ -177,8 +177,7 @@ def get_shard_iterator(call: Call) -> Answer:
     call.check_dry_run()
     if call.account.enforces_limits and not shard.throughput.iterators.take(1, call.now_ms):
         raise throughput_exceeded(shard.shard_id, stream.name, call.account_id)
-    iterator = ShardIterator(stream.name, stream.created_ms, shard.index, str(position), call.now_ms)
-    return {"ShardIterator": encode_iterator(iterator, call.account.entropy)}
+    return {"ShardIterator": _new_iterator(call, stream, shard, position)}
 
 
 @action("GetRecords")
@@ -204,10 +203,14 @@ def get_records(call: Call) -> Answer:
     if end == len(log.records) and not shard.is_open:
         answer["ChildShards"] = stream.children_of(shard)
     else:
-        position = str(log.numbers[end - 1] + 1) if end > begin else iterator.position
-        following = msgspec.structs.replace(iterator, position=position, issued_ms=call.now_ms)
-        answer["NextShardIterator"] = encode_iterator(following, call.account.entropy)
+        following = log.numbers[end - 1] + 1 if end > begin else int(iterator.position)
+        answer["NextShardIterator"] = _new_iterator(call, stream, shard, following)
     return answer
+
+
+def _new_iterator(call: Call, stream: Stream, shard: Shard, position: int) -> str:
+    nonce = call.account.entropy.getrandbits(64)
+    return write_token(ShardIterator(stream.name, stream.created_ms, shard.index, str(position), call.now_ms, nonce))
 
 
 def _find_by_iterator(call: Call, iterator: ShardIterator) -> tuple[Stream, Shard]:

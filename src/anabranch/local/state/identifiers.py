@@ -1,6 +1,6 @@
 """Values that clients receive and send back: timestamps, shard ids, sequence numbers, shard iterators and page tokens.
 
-Iterators and page tokens contain their whole meaning, so they stay valid after a restart. Nothing is secret.
+Iterators and page tokens are self-contained, so they stay valid after a restart. They hold no secrets.
 """
 
 import math
@@ -120,10 +120,6 @@ class ShardIterator(msgspec.Struct, frozen=True):
     issued_ms: int
     nonce: int = 0
     """Makes each iterator unique, as on AWS."""
-
-
-def encode_iterator(iterator: ShardIterator, entropy: Entropy) -> str:
-    return write_token(msgspec.structs.replace(iterator, nonce=entropy.getrandbits(64)))
 
 
 def decode_iterator(text: str) -> ShardIterator | None:

@@ -116,7 +116,7 @@ def _line(row: RiverRow) -> Text:
 
 
 def _hash_space(shards: Sequence[ShardView]) -> Text:
-    """One row of the river. A closed shard that is still read covers its children, which wait for it."""
+    """One row of the river. A closed shard that is still being read hides its children, which must wait for it."""
     cells: list[tuple[str, str]] = [("░", "bright_black")] * WIDTH
     for shard in sorted(shards, key=lambda shard: not shard.is_open):
         first = shard.start * WIDTH // (HASH_KEY_MAX + 1)

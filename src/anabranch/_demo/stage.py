@@ -108,12 +108,12 @@ PAUSE_SHARE: Final = 1 / 12
 
 
 class DemoEvent(msgspec.Struct, frozen=True):
-    """An event of the story, or one that a key caused."""
+    """An event of the story, or one that a key press caused."""
 
     at_ns: int
     text: str
     mark: str
-    """The text in a word or two, for the margin of the river."""
+    """A short form of the text, for the margin of the river."""
     label: str = ""
     """The text for the audit."""
     shard_ids: tuple[str, ...] = ()

@@ -37,7 +37,7 @@ class Fault(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defau
     operation: str = "*"
     stream: str | None = None
     times: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """How often it strikes at most; None for no limit."""
+    """How many calls it affects at most; None for no limit."""
     skip: _Count = 0
     """How many matching calls pass first."""
     probability: _Share = 1.0

@@ -254,8 +254,8 @@ class LocalKinesis:
     def _free_expired(self) -> None:
         """Frees expired records in memory, and in the journal when they are more than half of it."""
         self.state.account.free_expired(self._now_ms())
-        size_bytes = 2 * self.state.account.size_bytes + _JOURNAL_BYTES_MIN
-        if self._journal is not None and self._journal.failure is None and self._journal.size_bytes > size_bytes:
+        journal_bytes_max = 2 * self.state.account.size_bytes + _JOURNAL_BYTES_MIN
+        if self._journal is not None and self._journal.failure is None and self._journal.size_bytes > journal_bytes_max:
             self._journal.replace(list(self.state.snapshot()))
         self._schedule_freeing()
 

@@ -1,7 +1,7 @@
 """The state of one account in one region.
 
 Owns the lifecycle of streams and consumers, the active subscriptions, and the changes that the journal and the
-subscribers have not seen yet. A change that was due before a call takes effect as of its deadline, not as of the call.
+subscribers have not seen yet. A change takes effect as of its deadline, even if the next call comes later.
 """
 
 from collections.abc import Iterable

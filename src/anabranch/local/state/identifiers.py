@@ -9,7 +9,6 @@ from typing import Annotated, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from anabranch._model.entropy import Entropy
 from anabranch.errors import CodecError
 
 T = TypeVar("T")
@@ -20,7 +19,7 @@ _SHARD_INDEX_MAX: Final = (1 << 31) - 1
 
 class Timestamp(float):
     """Seconds since 1970, exact to the millisecond. Each protocol writes it differently: JSON in seconds, CBOR in
-    milliseconds under tag 1. The type marks it for the encoders.
+    milliseconds under tag 1. The encoders recognize it by its type.
     """
 
     __slots__ = ()

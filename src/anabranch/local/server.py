@@ -179,11 +179,10 @@ class LocalKinesis:
         """Removes all faults and streams, and creates the streams of `create` again."""
         self.faults.clear()
         self.state.reset()
-        if self._journal is not None:
-            self._journal.replace(list(self.state.snapshot()))
         self._create_streams()
         self._schedule_settling()
         if self._journal is not None:
+            self._journal.replace(list(self.state.snapshot()))
             await self._journal.durable()
 
     async def __aenter__(self) -> Self:

@@ -173,8 +173,15 @@ def _apply(account: Account, raw: bytes, position: int) -> None:
             account.streams.pop(stream_name, None)
         case CommitmentWritten(commitment):
             account.commitment = commitment
-        case _:
-            _append(account, entry, position)
+        case RecordsAppended(stream_name, shard_id, records):
+            written = account.streams.get(stream_name)
+            if written is None or shard_id not in written.shards:
+                raise CodecError(
+                    f"journal entry {position} has records of {shard_id} in stream {stream_name}, "
+                    "but no earlier entry describes that shard: an entry is missing"
+                )
+            for record in records:
+                written.shards[shard_id].restore(record)
 
 
 def _keep_records(previous: Stream | None, stream: Stream) -> None:
@@ -182,15 +189,3 @@ def _keep_records(previous: Stream | None, stream: Stream) -> None:
         for shard_id, shard in stream.shards.items():
             if shard_id in previous.shards:
                 shard.log = previous.shards[shard_id].log
-
-
-def _append(account: Account, appended: RecordsAppended, position: int) -> None:
-    stream = account.streams.get(appended.stream_name)
-    shard = None if stream is None else stream.shards.get(appended.shard_id)
-    if shard is None:
-        raise CodecError(
-            f"journal entry {position} has records of {appended.shard_id} in stream {appended.stream_name}, "
-            "but no earlier entry describes that shard: an entry is missing"
-        )
-    for record in appended.records:
-        shard.restore(record)

@@ -9,7 +9,7 @@ import re
 import botocore.session
 import pytest
 
-from anabranch.local.actions.lookups import ACTIONS
+from anabranch.local.actions.calls import ACTIONS
 from anabranch.local.shapes import (
     REQUESTS,
     BlobShape,

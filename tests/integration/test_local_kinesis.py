@@ -184,6 +184,20 @@ def test_expired_records_are_freed_in_memory_and_in_the_journal(tmp_path):
     main()
 
 
+def test_a_reset_also_empties_the_data_and_creates_the_streams_again(tmp_path):
+    @running
+    async def main():
+        async with LocalKinesis(create={"orders": 1}, data=tmp_path) as kinesis:
+            await call(kinesis, "CreateStream", StreamName="other", ShardCount=1)
+            await call(kinesis, "PutRecords", StreamName="orders", Records=[RECORD])
+            await kinesis.reset()
+        async with LocalKinesis(data=tmp_path) as kinesis:
+            assert list(kinesis.state.account.streams) == ["orders"]
+            assert kinesis.state.account.size_bytes == 0
+
+    main()
+
+
 def test_an_unreadable_journal_leaves_no_lock_behind(tmp_path):
     @running
     async def main():

@@ -36,7 +36,7 @@ class LocalKinesisMachine(RuleBasedStateMachine):
     )
     def create(self, shard_count, state_delay_ms, start_ms):
         self.now_ms = self.created_ms = 1_800_000_000_000 + start_ms
-        self.settings = LocalSettings(state_delay_ms=state_delay_ms, shard_limit=24)
+        self.settings = LocalSettings(state_delay_ms=state_delay_ms)
         self.journal = []
         self.acknowledged = []
         self.lost_before_ms = 0

@@ -120,7 +120,7 @@ def recovery_seconds(
 ) -> float | None:
     """Seconds until each of the shards had a record handled again, not counting the worker `not_by`.
 
-    None if a shard never had. A shard to which nothing was written is not waited for.
+    None if one of them never had. Shards without written records do not count.
     """
     written = {record.shard_id for record in put.values()}
     waiting = dict.fromkeys(shard_id for shard_id in shard_ids if shard_id in written)

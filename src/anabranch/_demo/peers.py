@@ -1,7 +1,7 @@
 """The alternatives that run beside our workers: two loops over botocore, and async-kinesis if it is installed.
 
 Run as `python -m anabranch._demo.peers NAME STREAM CHECKPOINTS`. Each prints a line for each record that it handled.
-None of them was made worse for the demo. Like most such programs, each is one process.
+None of them was weakened for the demo. Each is one process, as such programs usually are.
 """
 
 import asyncio

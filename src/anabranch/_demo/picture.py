@@ -46,7 +46,7 @@ def _river(rows: Sequence[RiverRow]) -> Iterator[str]:
     groups = [list(group) for _, group in groupby(rows, key=lambda row: row.shards)]  # same owners: one rectangle
     bottoms = [TOP + scale * group[0].seconds for group in groups[1:]]
     for group, bottom in zip(groups, [*bottoms, TOP + RIVER_HEIGHT], strict=True):
-        # A closed shard that is still read covers its children, which wait for it.
+        # A closed shard that is still being read hides its children, which must wait for it.
         for shard in sorted(group[0].shards, key=lambda shard: not shard.is_open):
             yield _rectangle(shard, TOP + scale * group[0].seconds, bottom)
     beside = TOP - 14.0

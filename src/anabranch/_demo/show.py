@@ -5,7 +5,6 @@ reads at that moment. The margin says what was done to the stream.
 """
 
 import asyncio
-import contextlib
 import logging
 import shutil
 import sys
@@ -57,15 +56,15 @@ class River:
         self._stage = stage
         self._keys = keys
         self.rows: list[RiverRow] = []
-        self._told_count = 0
+        self._shown_count = 0
         self._started = time.monotonic()
         self._counts: deque[tuple[float, int]] = deque(maxlen=20)
 
     async def flow(self) -> list[DemoEvent]:
         """Adds a row: who reads which part of the hash space now. Returns the events since the previous row."""
         await self._stage.look()
-        news = self._stage.events[self._told_count :]
-        self._told_count += len(news)
+        news = self._stage.events[self._shown_count :]
+        self._shown_count += len(news)
         marks = tuple(event.mark for event in news)
         self.rows.append(RiverRow(time.monotonic() - self._started, tuple(self._stage.shards), marks))
         return news
@@ -117,7 +116,7 @@ def _line(row: RiverRow) -> Text:
 
 
 def _hash_space(shards: Sequence[ShardView]) -> Text:
-    """One row of the river. A closed shard that is still read covers its children, which wait for it."""
+    """One row of the river. A closed shard that is still being read hides its children, which must wait for it."""
     cells: list[tuple[str, str]] = [("░", "bright_black")] * WIDTH
     for shard in sorted(shards, key=lambda shard: not shard.is_open):
         first = shard.start * WIDTH // (HASH_KEY_MAX + 1)
@@ -203,24 +202,19 @@ async def perform(
 
 
 async def _play(stage: Stage, console: Console, seconds: float, group: asyncio.TaskGroup) -> River:
-    pressed, over = asyncio.Event(), asyncio.Event()
+    writing, story = group.create_task(stage.write()), group.create_task(_follow(stage, seconds))
 
     def on_key(key: str) -> None:
         if key in KEYS:
+            story.cancel()
             stage.perform(KEYS[key])
-            pressed.set()
-        elif key == "q":
-            over.set()
+        elif key == "q" and not writing.cancelling():  # a second cancel would interrupt the end of the producer
+            writing.cancel()
 
-    writing, over_watch = group.create_task(stage.write()), group.create_task(over.wait())
     with listen(on_key) as has_keys:
-        story = group.create_task(_follow(stage, seconds, pressed))
         river = River(stage, keys=has_keys)
         show = _show_river if console.is_terminal else _show_lines
         viewing = group.create_task(show(river, console))
-        await asyncio.wait([writing, over_watch], return_when=asyncio.FIRST_COMPLETED)
-        over_watch.cancel()
-        writing.cancel()
         await asyncio.wait([writing])
         story.cancel()
         await _drain(stage)
@@ -229,21 +223,19 @@ async def _play(stage: Stage, console: Console, seconds: float, group: asyncio.T
     return river
 
 
-async def _follow(stage: Stage, seconds: float, pressed: asyncio.Event) -> None:
-    """Follows the story until the user presses a key."""
+async def _follow(stage: Stage, seconds: float) -> None:
+    """Performs the story. It is cancelled as soon as the user presses a key."""
     started = time.monotonic()
     for part, action in STORY:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(pressed.wait(), max(0.0, started + part * seconds - time.monotonic()))
-            return
+        await asyncio.sleep(started + part * seconds - time.monotonic())
         stage.perform(action)
 
 
 async def _drain(stage: Stage) -> None:
     """Waits for our workers to finish, and at least a few seconds, in which the alternatives can finish, too."""
-    at_least, deadline = time.monotonic() + DRAIN_SECONDS_MIN, time.monotonic() + DRAIN_SECONDS_MAX
+    not_before, deadline = time.monotonic() + DRAIN_SECONDS_MIN, time.monotonic() + DRAIN_SECONDS_MAX
     while time.monotonic() < deadline and (  # noqa: ASYNC110 -- the count comes from other processes
-        stage.handled_count < len(stage.put) or time.monotonic() < at_least
+        stage.handled_count < len(stage.put) or time.monotonic() < not_before
     ):
         await asyncio.sleep(0.1)
 

@@ -20,12 +20,11 @@ from anabranch._demo.audit import HandledRecord, PutRecord
 from anabranch._demo.peers import peer_names
 from anabranch._engine.writing.writer import Delivery
 from anabranch._model.leases import AppRow, LeaseRow
-from anabranch._model.streams import Shard, shard_index
-from anabranch._wire.bodies import decode_list_shards
 from anabranch.config import Aws
 from anabranch.errors import AnabranchError
 from anabranch.local import LocalKinesis
 from anabranch.local.errors import LocalError
+from anabranch.local.state.stream import Stream
 from anabranch.producer import Producer
 from anabranch.stores.sqlite import SqliteLeaseStore
 
@@ -109,12 +108,12 @@ PAUSE_SHARE: Final = 1 / 12
 
 
 class DemoEvent(msgspec.Struct, frozen=True):
-    """An event of the story, or one that a key caused."""
+    """An event of the story, or one that a key press caused."""
 
     at_ns: int
     text: str
     mark: str
-    """The text in a word or two, for the margin of the river."""
+    """A short form of the text, for the margin of the river."""
     label: str = ""
     """The text for the audit."""
     shard_ids: tuple[str, ...] = ()
@@ -205,13 +204,10 @@ class Stage:
 
     def _producer(self) -> Producer[bytes]:
         """Aggregation is off: plain loops cannot read aggregates."""
-        variables = self._kinesis.environment()
         aws = Aws(
             region=self._kinesis.region,
             endpoint_url=self._kinesis.endpoint_url,
-            credentials=SimpleNamespace(
-                access_key=variables["AWS_ACCESS_KEY_ID"], secret_key=variables["AWS_SECRET_ACCESS_KEY"], token=None
-            ),
+            credentials=SimpleNamespace(access_key="local", secret_key="local", token=None),  # noqa: S106 -- any will do
         )
         return Producer(STREAM, aggregate=None, aws=aws)
 
@@ -250,40 +246,30 @@ class Stage:
         actions[action]()
 
     def _split(self) -> None:
-        shard = max(self._open_shards(), key=lambda one: one.hash_key_range.size)
+        shard = max(self._stream.routing.open_shards, key=lambda one: (one.hash_key_range.size, -one.index))
         start, end = shard.hash_key_range
-        number = shard_index(shard.shard_id)
-        self._reshard(
-            "SplitShard",
-            f"split shard {number}",
-            f"split {number}",
-            ShardToSplit=shard.shard_id,
-            NewStartingHashKey=str((start + end) // 2),
-        )
+        if self._reshard("SplitShard", ShardToSplit=shard.shard_id, NewStartingHashKey=str((start + end) // 2)):
+            text, mark = f"split shard {shard.index}", f"split {shard.index}"
+            self._note(text, mark, label="a split", shard_ids=shard.child_ids)
 
     def _merge(self) -> None:
-        shard_ids = [shard.shard_id for shard in sorted(self._open_shards(), key=lambda one: one.hash_key_range)]
-        if len(shard_ids) < 2:
+        shards = self._stream.routing.open_shards
+        if len(shards) < 2:
             return
-        at = self._random.randrange(len(shard_ids) - 1)
-        one, other = shard_ids[at : at + 2]
-        self._reshard(
-            "MergeShards",
-            f"merged shard {shard_index(one)} and shard {shard_index(other)}",
-            f"merged {shard_index(one)} + {shard_index(other)}",
-            ShardToMerge=one,
-            AdjacentShardToMerge=other,
-        )
+        at = self._random.randrange(len(shards) - 1)
+        low, high = shards[at : at + 2]
+        if self._reshard("MergeShards", ShardToMerge=low.shard_id, AdjacentShardToMerge=high.shard_id):
+            text, mark = f"merged shard {low.index} and shard {high.index}", f"merged {low.index} + {high.index}"
+            self._note(text, mark, label="a merge", shard_ids=low.child_ids)
 
-    def _reshard(self, operation: str, text: str, mark: str, **request: str) -> None:
-        before = {shard.shard_id for shard in self._all_shards()}
+    def _reshard(self, operation: str, **request: str) -> bool:
+        now_ms = time.time_ns() // 1_000_000
         try:
-            self._call(operation, **request)
+            self._kinesis.state.call(operation, {"StreamName": STREAM, **request}, now_ms=now_ms)
         except LocalError as error:
             self._note(f"{operation} could not be done: {error}", "refused")
-            return
-        new_shard_ids = tuple(shard.shard_id for shard in self._all_shards() if shard.shard_id not in before)
-        self._note(text, mark, label="a split" if operation == "SplitShard" else "a merge", shard_ids=new_shard_ids)
+            return False
+        return True
 
     def _kill(self) -> None:
         """Kills one worker and the alternatives with SIGKILL; all restart a little later."""
@@ -327,20 +313,13 @@ class Stage:
         finished = {row.key.shard_id for row in leases if row.is_finished}
         self.shards = [
             ShardView(shard.shard_id, *shard.hash_key_range, owners.get(shard.shard_id), shard.is_open)
-            for shard in self._all_shards()
+            for shard in self._stream.shards.values()
             if shard.shard_id not in finished
         ]
 
-    def _call(self, operation: str, **request: Any) -> dict[str, Any]:
-        return self._kinesis.state.call(
-            operation, {"StreamName": STREAM, **request}, now_ms=time.time_ns() // 1_000_000
-        )
-
-    def _all_shards(self) -> tuple[Shard, ...]:
-        return decode_list_shards(msgspec.json.encode(self._call("ListShards"))).shards
-
-    def _open_shards(self) -> list[Shard]:
-        return [shard for shard in self._all_shards() if shard.is_open]
+    @property
+    def _stream(self) -> Stream:
+        return self._kinesis.state.account.streams[STREAM]
 
     @property
     def handled_count(self) -> int:

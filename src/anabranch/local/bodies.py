@@ -17,7 +17,7 @@ import pybase64
 from anabranch.errors import CodecError
 from anabranch.local import cbor, shapes
 from anabranch.local.actions.records import PutRecordsRequest
-from anabranch.local.errors import LocalError
+from anabranch.local.errors import LocalError, serialization
 from anabranch.local.state.identifiers import Timestamp
 
 T = TypeVar("T")
@@ -83,16 +83,14 @@ class BodyCodec(ABC):
         try:
             return Timestamp.from_milliseconds(value * self.timestamp_unit_ms)
         except (CodecError, OverflowError):
-            raise _serialization_error("A number this large can not be converted to a Timestamp") from None
+            raise serialization("A number this large can not be converted to a Timestamp") from None
 
 
 class _Json(BodyCodec):
     content_type = "application/x-amz-json-1.1"
     timestamp_unit_ms = 1000
-
-    def __init__(self) -> None:
-        self._put_records = msgspec.json.Decoder(PutRecordsRequest)
-        self._encoder = msgspec.json.Encoder(enc_hook=float)  # for a Timestamp: its seconds
+    _put_records: ClassVar = msgspec.json.Decoder(PutRecordsRequest)
+    _encoder: ClassVar = msgspec.json.Encoder(enc_hook=float)  # for a Timestamp: its seconds
 
     def decode(self, operation: str, body: bytes | bytearray) -> RequestMembers:
         if operation == "PutRecords":
@@ -103,7 +101,7 @@ class _Json(BodyCodec):
         try:
             members = msgspec.json.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise _serialization_error("") from None
+            raise serialization("") from None
         return self.convert(operation, members)
 
     def encode(self, response: Any) -> bytes:
@@ -113,7 +111,7 @@ class _Json(BodyCodec):
         try:
             return pybase64.b64decode(_exactly(str, value, "Blob"), validate=True)
         except (binascii.Error, ValueError):
-            raise _serialization_error(f"'{value[:80]}' can not be converted to a Blob: it is not base64") from None
+            raise serialization(f"'{value[:80]}' can not be converted to a Blob: it is not base64") from None
 
 
 class _Cbor(BodyCodec):
@@ -124,7 +122,7 @@ class _Cbor(BodyCodec):
         try:
             members = cbor.decode(body)
         except CodecError:
-            raise _serialization_error("") from None
+            raise serialization("") from None
         return self.convert(operation, members)
 
     def encode(self, response: Any) -> bytes:
@@ -140,26 +138,22 @@ def _exactly(kind: type[T], value: Any, name: str) -> T:
     return value
 
 
-def _serialization_error(message: str) -> LocalError:
-    return LocalError("SerializationException", message)
+_JAVA_CLASSES: Final[dict[type, str]] = {
+    bool: "java.lang.Boolean",
+    bytes: "java.nio.HeapByteBuffer",
+    str: "java.lang.String",
+    **dict.fromkeys((int, float, Timestamp), "com.amazon.coral.value.json.numbers.TruncatingBigNumber"),
+}
 
 
 def _type_error(value: Any, expected: str) -> LocalError:
     """In the words of AWS's parser, which names Java classes."""
     if isinstance(value, list):
-        return _serialization_error("Start of list found where not expected")
+        return serialization("Start of list found where not expected")
     if isinstance(value, dict):
-        return _serialization_error("Start of structure or map found where not expected.")
-    found = "java.lang.Object"
-    if isinstance(value, bool):
-        found = "java.lang.Boolean"
-    elif isinstance(value, str):
-        found = "java.lang.String"
-    elif isinstance(value, bytes):
-        found = "java.nio.HeapByteBuffer"
-    elif isinstance(value, int | float):
-        found = "com.amazon.coral.value.json.numbers.TruncatingBigNumber"
-    return _serialization_error(f"class {found} can not be converted to an {expected}")
+        return serialization("Start of structure or map found where not expected.")
+    found = _JAVA_CLASSES.get(type(value), "java.lang.Object")
+    return serialization(f"class {found} can not be converted to an {expected}")
 
 
 JSON: Final[BodyCodec] = _Json()

@@ -44,7 +44,7 @@ _ONE_BYTE_HEADS: Final = tuple(bytes([initial]) for initial in range(256))
 
 
 def decode(body: bytes | bytearray | memoryview) -> Any:
-    """Returns the single value in `body`. It does not refer to `body`."""
+    """Returns the single value in `body`. The value holds no reference to `body`."""
     reader = _Reader(bytes(body))
     try:
         value = reader.read(0)

@@ -4,6 +4,7 @@ Messages are AWS's where they are known, because clients match on them.
 """
 
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 
 THROUGHPUT_EXCEEDED: Final = "ProvisionedThroughputExceededException"
@@ -24,29 +25,15 @@ class LocalError(Exception):
         return {"__type": self.code, **({key: self.message} if self.message else {})}
 
 
-def dry_run() -> LocalError:
-    """The response to a DryRun request that would have succeeded."""
-    return LocalError("DryRunOperationException", "Request would have succeeded, but the DryRun flag is set.")
-
-
-def invalid_argument(message: str) -> LocalError:
-    return LocalError("InvalidArgumentException", message)
-
-
-def not_found(message: str) -> LocalError:
-    return LocalError("ResourceNotFoundException", message)
-
-
-def in_use(message: str) -> LocalError:
-    return LocalError("ResourceInUseException", message)
-
-
-def limit_exceeded(message: str) -> LocalError:
-    return LocalError("LimitExceededException", message)
-
-
-def validation(message: str) -> LocalError:
-    return LocalError("ValidationException", message)
+dry_run: Final = partial(
+    LocalError, "DryRunOperationException", "Request would have succeeded, but the DryRun flag is set."
+)
+in_use: Final = partial(LocalError, "ResourceInUseException")
+invalid_argument: Final = partial(LocalError, "InvalidArgumentException")
+limit_exceeded: Final = partial(LocalError, "LimitExceededException")
+not_found: Final = partial(LocalError, "ResourceNotFoundException")
+serialization: Final = partial(LocalError, "SerializationException")
+validation: Final = partial(LocalError, "ValidationException")
 
 
 def stream_not_found(stream_name: str, account_id: str) -> LocalError:

@@ -37,7 +37,7 @@ class Fault(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defau
     operation: str = "*"
     stream: str | None = None
     times: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """How often it strikes at most; None for no limit."""
+    """How many calls it affects at most; None for no limit."""
     skip: _Count = 0
     """How many matching calls pass first."""
     probability: _Share = 1.0
@@ -212,12 +212,14 @@ class Faults:
             return False
         if rule.fault in {"throttle", "error", "expire_iterator"}:
             plan.refusal = _refusal(rule, now_ms)
-        elif rule.fault in {"fall_silent", "drop"} and rule.events is not None:
-            plan.events, plan.loss_after = rule.events, "hang_up" if rule.fault == "drop" else "silence"
+            return True
+        loss: Loss = "hang_up" if rule.fault in {"drop", "lose_response"} else "silence"
+        if rule.fault in {"drop", "fall_silent"} and rule.events is not None:
+            plan.events, plan.loss_after = rule.events, loss
         elif rule.fault in {"drop", "half_open"}:
-            plan.loss_before = "hang_up" if rule.fault == "drop" else "silence"
+            plan.loss_before = loss
         else:
-            plan.loss_after = "hang_up" if rule.fault == "lose_response" else "silence"
+            plan.loss_after = loss
         return True
 
     def _choose_slots(self, rule: Fault, count: int) -> list[int]:

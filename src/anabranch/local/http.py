@@ -21,7 +21,7 @@ from anabranch._version import __version__
 from anabranch._wire.event_stream import encode_headers, frame
 from anabranch.local.actions.records import PutRecordsRequest
 from anabranch.local.bodies import CBOR, CODECS, BodyCodec, RequestMembers
-from anabranch.local.errors import LocalError
+from anabranch.local.errors import LocalError, serialization
 from anabranch.local.faults import NO_FAULT, CallPlan, Fault, Faults
 from anabranch.local.journal import Journal
 from anabranch.local.service import LocalState
@@ -106,7 +106,7 @@ class _Incoming:
 
     operation: str
     codec: BodyCodec
-    call: RequestMembers
+    members: RequestMembers
     headers: Headers
 
 
@@ -132,14 +132,12 @@ class KinesisHttpApp:
     def _plan(self, incoming: _Incoming) -> CallPlan:
         if self.faults.is_empty:
             return NO_FAULT
-        call = incoming.call
-        if isinstance(call, PutRecordsRequest):
-            members, records = call.stream_members(), call.records
+        members = incoming.members
+        if isinstance(members, PutRecordsRequest):
+            stream, records = _stream_name(members.stream_members()), members.records
         else:
-            members, records = call, call.get("Records", [])
-        return self.faults.plan(
-            incoming.operation, stream=_stream_name(members), slot_count=len(records), now_ms=self.clock_ms()
-        )
+            stream, records = _stream_name(members), members.get("Records", [])
+        return self.faults.plan(incoming.operation, stream=stream, slot_count=len(records), now_ms=self.clock_ms())
 
     async def _perform_with_faults(self, incoming: _Incoming, plan: CallPlan) -> Answer:
         if plan.delay_ms:
@@ -161,15 +159,15 @@ class KinesisHttpApp:
         return answer
 
     def _perform(self, incoming: _Incoming, plan: CallPlan) -> Response | StreamingResponse:
-        now_ms, call, slots = self.clock_ms(), incoming.call, plan.refused_slots
+        now_ms, members, slots = self.clock_ms(), incoming.members, plan.refused_slots
         try:
-            if isinstance(call, PutRecordsRequest):
-                answer: Any = self.state.put_records(call, now_ms=now_ms, refused_slots=slots)
+            if isinstance(members, PutRecordsRequest):
+                answer: Any = self.state.put_records(members, now_ms=now_ms, refused_slots=slots)
             elif incoming.operation == "SubscribeToShard":
-                chunks = self.streams.chunks(self.state.subscribe(call, now_ms=now_ms), incoming.codec, plan)
+                chunks = self.streams.chunks(self.state.subscribe(members, now_ms=now_ms), incoming.codec, plan)
                 return StreamingResponse(200, chunks, [*incoming.headers, ("content-type", _EVENT_STREAM)])
             else:
-                answer = self.state.call(incoming.operation, call, now_ms=now_ms, refused_slots=slots)
+                answer = self.state.call(incoming.operation, members, now_ms=now_ms, refused_slots=slots)
         except LocalError as error:
             return _error(error, incoming.codec, incoming.headers)
         finally:
@@ -198,15 +196,14 @@ def _read(request: Request, headers: Headers) -> _Incoming | Response:
         return Response(403, _UNDETERMINED, headers)
     content_type = request.headers.get("content-type", "").partition(";")[0].strip()
     service, _, operation = request.headers.get("x-amz-target", "").partition(".")
-    known = service == _SERVICE and operation in REQUESTS
     codec = CODECS.get(content_type)
-    if not request.body:
-        code = "SerializationException" if known else "UnknownOperationException"
-        return _error(LocalError(code, ""), codec or CBOR, headers)
-    if codec is None:
+    if codec is None and request.body:
         return Response(404, _UNKNOWN, headers) if service and operation else Response(403, _UNDETERMINED, headers)
-    if not known:
+    codec = codec or CBOR
+    if service != _SERVICE or operation not in REQUESTS:
         return _error(LocalError("UnknownOperationException", ""), codec, headers)
+    if not request.body:
+        return _error(serialization(""), codec, headers)
     try:
         check_signature_form(request.headers)
         return _Incoming(operation, codec, codec.decode(operation, request.body), headers)
@@ -234,12 +231,12 @@ def _response(status: int, members: Any, codec: BodyCodec, headers: Headers) -> 
     return Response(status, body, [*headers, ("content-type", codec.content_type)])
 
 
-def _stream_name(call: Mapping[str, Any]) -> str | None:
-    if "StreamName" in call:
-        return str(call["StreamName"])
-    if (iterator := decode_iterator(call.get("ShardIterator", ""))) is not None:
+def _stream_name(members: Mapping[str, Any]) -> str | None:
+    if "StreamName" in members:
+        return str(members["StreamName"])
+    if (iterator := decode_iterator(members.get("ShardIterator", ""))) is not None:
         return iterator.stream_name
-    arn: str = call.get("StreamARN") or call.get("ConsumerARN") or call.get("ResourceARN") or ""
+    arn: str = members.get("StreamARN") or members.get("ConsumerARN") or members.get("ResourceARN") or ""
     return arn.partition(":stream/")[2].partition("/")[0] or None
 
 

@@ -47,8 +47,6 @@ REMEDY: Final = (
 class Journal:
     def __init__(self, folder: Path, *, salvage: bool = False) -> None:
         """Creates the folder and takes its lock. Blocks."""
-        self.size_bytes = 0
-        """Of the file, with all entries that were appended."""
         self._folder = folder
         self._salvage = salvage
         self._damaged_path: Path | None = None
@@ -57,7 +55,6 @@ class Journal:
         self._file: BinaryIO | None = None
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="anabranch-journal")
         self._replacement: list[bytes] | None = None
-        """Framed entries that replace the file."""
         self._pending: list[bytes] = []
         self._appended = 0
         self._synced = 0
@@ -134,14 +131,11 @@ class Journal:
 
     def rewrite(self, entries: Iterable[bytes]) -> None:
         """Replaces the journal by these entries. The old file stays until the new one is on disk."""
-        self.size_bytes = self._rewrite(_framed(entry) for entry in entries)
-
-    def _rewrite(self, framed: Iterable[bytes]) -> int:
         new_path = self._folder / "journal.new"
         new = new_path.open("wb")
         try:
             new.write(_MAGIC)
-            new.writelines(framed)
+            new.writelines(map(_framed, entries))
             new.flush()
             os.fsync(new.fileno())
             new_path.replace(self.path)
@@ -153,22 +147,22 @@ class Journal:
         old, self._file = self._file, new
         if old is not None:
             old.close()
-        return new.tell()
 
     # While the server runs
 
+    @property
+    def size_bytes(self) -> int:
+        return self.path.stat().st_size
+
     def append(self, entry: bytes) -> None:
         """Never blocks. All entries of one step of the event loop are written together."""
-        framed = _framed(entry)
-        self._pending.append(framed)
-        self.size_bytes += len(framed)
+        self._pending.append(_framed(entry))
         self._schedule_flush()
 
     def replace(self, entries: list[bytes]) -> None:
         """Replaces all earlier entries. Later ones follow after `entries`."""
         self._pending = []
-        self._replacement = [_framed(entry) for entry in entries]
-        self.size_bytes = len(_MAGIC) + sum(map(len, self._replacement))
+        self._replacement = entries
         self._schedule_flush()
 
     async def durable(self) -> None:
@@ -208,7 +202,7 @@ class Journal:
 
     def _write(self, replacement: list[bytes] | None, batch: bytes) -> None:
         if replacement is not None:
-            self._rewrite(replacement)
+            self.rewrite(replacement)
         assert self._file is not None
         self._file.write(batch)
         self._file.flush()

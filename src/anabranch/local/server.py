@@ -73,8 +73,8 @@ class LocalKinesis:
             state_delay_ms=round(state_delay * 1000),
             time_scale=time_scale,
         )
-        self._clock = _Clock()
-        self._streams = EventStreams(self._clock.now_ms)
+        self._latest_ms = 0
+        self._streams = EventStreams(self._now_ms)
         self.state = LocalState(self.settings, entropy=random.Random(seed), on_change=self._streams.wake)  # noqa: S311 -- no secrets
         self.faults = Faults(random.Random(seed))  # noqa: S311 -- as above
         self.certificate_path: Path | None = None if certificate is None else Path(certificate)
@@ -141,7 +141,7 @@ class LocalKinesis:
             self.state,
             self.faults,
             self._streams,
-            clock_ms=self._clock.now_ms,
+            clock_ms=self._now_ms,
             journal=self._journal,
             after_call=self._schedule_settling,
         )
@@ -179,11 +179,10 @@ class LocalKinesis:
         """Removes all faults and streams, and creates the streams of `create` again."""
         self.faults.clear()
         self.state.reset()
-        if self._journal is not None:
-            self._journal.replace(list(self.state.snapshot()))
         self._create_streams()
         self._schedule_settling()
         if self._journal is not None:
+            self._journal.replace(list(self.state.snapshot()))
             await self._journal.durable()
 
     async def __aenter__(self) -> Self:
@@ -194,6 +193,11 @@ class LocalKinesis:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
+
+    def _now_ms(self) -> int:
+        """Wall time that never goes backwards."""
+        self._latest_ms = max(self._latest_ms, time.time_ns() // 1_000_000)
+        return self._latest_ms
 
     def _running(self) -> HttpServer:
         if self._server is None:
@@ -208,15 +212,13 @@ class LocalKinesis:
         if unusable:
             kept = journal.keep_file()
             logger.warning("%s: %d entries could not be used; the file is kept as %s", journal.path, unusable, kept)
-        self.state.free_expired(self._clock.now_ms())
+        self.state.account.free_expired(self._now_ms())
         journal.rewrite(self.state.snapshot())
 
     def _create_streams(self) -> None:
         for name, shard_count in self._create.items():
             try:
-                self.state.call(
-                    "CreateStream", {"StreamName": name, "ShardCount": shard_count}, now_ms=self._clock.now_ms()
-                )
+                self.state.call("CreateStream", {"StreamName": name, "ShardCount": shard_count}, now_ms=self._now_ms())
             except LocalError as error:
                 if error.code != "ResourceInUseException":  # the data folder already has this stream
                     raise ConfigurationError(f"create: {name} with {shard_count} shards: {error.message}") from None
@@ -224,7 +226,7 @@ class LocalKinesis:
     def _prepare_tls(self) -> ssl.SSLContext:
         if self.certificate_path is None:
             self._certificate_folder = tempfile.TemporaryDirectory(prefix="anabranch-")
-            now = dt.datetime.fromtimestamp(self._clock.now_ms() / 1000, dt.UTC)
+            now = dt.datetime.fromtimestamp(self._now_ms() / 1000, dt.UTC)
             self.certificate_path, self._key_path = write_self_signed_certificate(
                 Path(self._certificate_folder.name), self._host, now
             )
@@ -237,11 +239,11 @@ class LocalKinesis:
             self._settling = None
         deadline_ms = self.state.next_deadline_ms()
         if deadline_ms is not None:
-            seconds = max(0.001, (deadline_ms - self._clock.now_ms()) / 1000)
+            seconds = max(0.001, (deadline_ms - self._now_ms()) / 1000)
             self._settling = asyncio.get_running_loop().call_later(seconds, self._settle)
 
     def _settle(self) -> None:
-        self.state.settle(self._clock.now_ms())
+        self.state.settle(self._now_ms())
         self._schedule_settling()
 
     def _schedule_freeing(self) -> None:
@@ -250,22 +252,11 @@ class LocalKinesis:
 
     def _free_expired(self) -> None:
         """Frees expired records in memory, and in the journal when they are more than half of it."""
-        self.state.free_expired(self._clock.now_ms())
-        size_bytes = 2 * self.state.account.size_bytes + _JOURNAL_BYTES_MIN
-        if self._journal is not None and self._journal.failure is None and self._journal.size_bytes > size_bytes:
+        self.state.account.free_expired(self._now_ms())
+        journal_bytes_max = 2 * self.state.account.size_bytes + _JOURNAL_BYTES_MIN
+        if self._journal is not None and self._journal.failure is None and self._journal.size_bytes > journal_bytes_max:
             self._journal.replace(list(self.state.snapshot()))
         self._schedule_freeing()
-
-
-class _Clock:
-    """Wall time that never goes backwards."""
-
-    def __init__(self) -> None:
-        self._latest_ms = 0
-
-    def now_ms(self) -> int:
-        self._latest_ms = max(self._latest_ms, time.time_ns() // 1_000_000)
-        return self._latest_ms
 
 
 def load_certificate(certificate: Path, key: Path | None) -> ssl.SSLContext:
@@ -299,13 +290,12 @@ def write_self_signed_certificate(folder: Path, host: str, now: dt.datetime) -> 
 
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "anabranch local Kinesis")])
-    names: list[x509.GeneralName] = [x509.DNSName("localhost")]
-    addresses = ["127.0.0.1", "::1"]
-    try:
-        addresses.append(str(ipaddress.ip_address(host)))
-    except ValueError:
-        names.append(x509.DNSName(host))
-    names.extend(x509.IPAddress(ipaddress.ip_address(address)) for address in dict.fromkeys(addresses))
+    names: dict[x509.GeneralName, None] = {}
+    for alternative in ("localhost", "127.0.0.1", "::1", host):
+        try:
+            names[x509.IPAddress(ipaddress.ip_address(alternative))] = None
+        except ValueError:
+            names[x509.DNSName(alternative)] = None
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -314,7 +304,7 @@ def write_self_signed_certificate(folder: Path, host: str, now: dt.datetime) -> 
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - dt.timedelta(hours=1))
         .not_valid_after(now + _CERTIFICATE_LIFETIME)
-        .add_extension(x509.SubjectAlternativeName(list(dict.fromkeys(names))), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)

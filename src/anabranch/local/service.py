@@ -15,51 +15,31 @@ writes them as JSON, and `.members()` is the dict for other encodings. Errors ar
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, cast
 
 import msgspec
 
 from anabranch._model.entropy import Entropy
 from anabranch.errors import CodecError
+from anabranch.local.actions.calls import ACTIONS, Call
 from anabranch.local.actions.consumers import subscribe_to_shard
-from anabranch.local.actions.lookups import ACTIONS
 from anabranch.local.actions.records import PutRecordsRequest, PutRecordsResponse, put_records
 from anabranch.local.errors import LocalError
 from anabranch.local.settings import LocalSettings
 from anabranch.local.shapes import REQUESTS, validate
-from anabranch.local.state.account import Account, Changes, Commitment
-from anabranch.local.state.shard import Shard, StoredRecord
+from anabranch.local.state.account import (
+    Account,
+    CommitmentWritten,
+    Entry,
+    RecordsAppended,
+    StreamRemoved,
+    StreamWritten,
+)
+from anabranch.local.state.shard import Shard
 from anabranch.local.state.stream import Routing, Stream
 from anabranch.local.state.subscription import Subscription
 
-# Journal entries: all state except subscriptions and rates, which do not survive a restart.
-#
-# An entry states the result, not the request: a stream's whole description, the appended records, a deleted stream. So
-# a replay does not run the operations again, and a repeated entry changes nothing. MessagePack has no integers above 64
-# bits: such numbers are strings.
-
 _SNAPSHOT_BYTES: Final = 4 << 20  # of records in one entry, unless a single record is larger
-
-
-class StreamWritten(msgspec.Struct, tag="stream", array_like=True):
-    stream: Stream
-
-
-class StreamRemoved(msgspec.Struct, tag="removed", array_like=True):
-    stream_name: str
-
-
-class RecordsAppended(msgspec.Struct, tag="records", array_like=True):
-    stream_name: str
-    shard_id: str
-    records: list[StoredRecord]
-
-
-class CommitmentWritten(msgspec.Struct, tag="commitment", array_like=True):
-    commitment: Commitment
-
-
-_Entry: TypeAlias = StreamWritten | StreamRemoved | RecordsAppended | CommitmentWritten
 
 
 def _to_row(value: Any) -> Any:
@@ -71,7 +51,7 @@ def _from_row(kind: type, row: Any) -> Any:
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=_to_row)
-_DECODER: Final = msgspec.msgpack.Decoder(_Entry, dec_hook=_from_row)
+_DECODER: Final = msgspec.msgpack.Decoder(Entry, dec_hook=_from_row)
 
 
 class LocalState:
@@ -102,9 +82,9 @@ class LocalState:
         if perform is None:
             raise LocalError("UnknownOperationException", f"There is no operation {operation} in this service.")
         self.settle(now_ms)
-        self.account.rates.check_call(operation, now_ms)
+        self.account.check_call_rate(operation, now_ms)
         validate(REQUESTS[operation], request)
-        answer = perform(self.account, request, now_ms)
+        answer = perform(Call(operation, self.account, request, now_ms))
         self._publish()
         return answer
 
@@ -122,7 +102,7 @@ class LocalState:
         """
         self.settle(now_ms)
         validate(REQUESTS["SubscribeToShard"], request)
-        subscription = subscribe_to_shard(self.account, request, now_ms)
+        subscription = subscribe_to_shard(Call("SubscribeToShard", self.account, request, now_ms))
         self._publish()
         return subscription
 
@@ -170,29 +150,14 @@ class LocalState:
         self.account.update_next_deadline()
         return unusable
 
-    def free_expired(self, now_ms: int) -> None:
-        """Frees the memory of expired records, which reads never return."""
-        self.account.free_expired(now_ms)
-
     def _publish(self) -> None:
-        changes = self.account.take_changes()
+        entries, shards = self.account.take_changes()
         if self.journal is not None:
-            for entry in _entries(self.account, changes):
+            for entry in entries:
                 self.journal(_ENCODER.encode(entry))
         if self.on_change is not None:
-            for stream_name, shard_id in changes.shards:
+            for stream_name, shard_id in shards:
                 self.on_change(stream_name, shard_id)
-
-
-def _entries(account: Account, changes: Changes) -> Iterator[_Entry]:
-    for stream_name in changes.removed:
-        yield StreamRemoved(stream_name)
-    for stream_name in changes.written:
-        yield StreamWritten(account.streams[stream_name])
-    for appended in changes.appended:
-        yield RecordsAppended(*appended)
-    if changes.commitment:
-        yield CommitmentWritten(account.commitment)
 
 
 def _apply(account: Account, raw: bytes, position: int) -> None:
@@ -208,8 +173,15 @@ def _apply(account: Account, raw: bytes, position: int) -> None:
             account.streams.pop(stream_name, None)
         case CommitmentWritten(commitment):
             account.commitment = commitment
-        case _:
-            _append(account, entry, position)
+        case RecordsAppended(stream_name, shard_id, records):
+            written = account.streams.get(stream_name)
+            if written is None or shard_id not in written.shards:
+                raise CodecError(
+                    f"journal entry {position} has records of {shard_id} in stream {stream_name}, "
+                    "but no earlier entry describes that shard: an entry is missing"
+                )
+            for record in records:
+                written.shards[shard_id].restore(record)
 
 
 def _keep_records(previous: Stream | None, stream: Stream) -> None:
@@ -217,15 +189,3 @@ def _keep_records(previous: Stream | None, stream: Stream) -> None:
         for shard_id, shard in stream.shards.items():
             if shard_id in previous.shards:
                 shard.log = previous.shards[shard_id].log
-
-
-def _append(account: Account, appended: RecordsAppended, position: int) -> None:
-    stream = account.streams.get(appended.stream_name)
-    shard = None if stream is None else stream.shards.get(appended.shard_id)
-    if shard is None:
-        raise CodecError(
-            f"journal entry {position} has records of {appended.shard_id} in stream {appended.stream_name}, "
-            "but no earlier entry describes that shard: an entry is missing"
-        )
-    for record in appended.records:
-        shard.restore(record)

@@ -21,8 +21,6 @@ class LocalSettings(msgspec.Struct, frozen=True, kw_only=True):
     time_scale: float = 1.0
     """Multiplies durations (iterator and subscription lifetimes, heartbeats, retention, state delays): with 0.01, an
     iterator expires after three seconds. It does not change timestamps or rates."""
-    shard_limit: int = 20_000
-    """The quota of open shards in the account. 20,000 is AWS's default in its three largest regions."""
 
     def __post_init__(self) -> None:
         violations: list[str] = []
@@ -36,8 +34,6 @@ class LocalSettings(msgspec.Struct, frozen=True, kw_only=True):
             violations.append(f"state_delay_ms: {self.state_delay_ms} must not be negative")
         if not self.time_scale > 0:
             violations.append(f"time_scale: {self.time_scale} must be above 0; 0.01 turns 5 minutes into 3 seconds")
-        if self.shard_limit < 1:
-            violations.append(f"shard_limit: {self.shard_limit} must be at least 1")
         if violations:
             raise ConfigurationError(violations)
 

@@ -13,15 +13,15 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from anabranch.limits import LIST_SHARDS_RESULTS_MAX, PUT_RECORDS_ENTRIES_MAX
-from anabranch.local.errors import LocalError
+from anabranch.local.errors import LocalError, validation
 
 
-class StringShape(msgspec.Struct, frozen=True, kw_only=True):
-    length_min: int | None = None
-    length_max: int | None = None
-    pattern: str | None = None
-    """Of the whole string."""
-    values: tuple[str, ...] | None = None
+class BooleanShape(msgspec.Struct, frozen=True):
+    pass
+
+
+class TimestampShape(msgspec.Struct, frozen=True):
+    pass
 
 
 class IntegerShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,29 +29,28 @@ class IntegerShape(msgspec.Struct, frozen=True, kw_only=True):
     value_max: int | None = None
 
 
-class BooleanShape(msgspec.Struct, frozen=True):
+class SizedShape(msgspec.Struct, frozen=True, kw_only=True):
+    length_min: int | None = None
+    length_max: int | None = None
+
+
+class BlobShape(SizedShape, frozen=True):
     pass
 
 
-class BlobShape(msgspec.Struct, frozen=True, kw_only=True):
-    length_max: int
+class StringShape(SizedShape, frozen=True, kw_only=True):
+    pattern: str | None = None
+    """Of the whole string."""
+    values: tuple[str, ...] | None = None
 
 
-class TimestampShape(msgspec.Struct, frozen=True):
-    pass
-
-
-class ListShape(msgspec.Struct, frozen=True, kw_only=True):
+class ListShape(SizedShape, frozen=True, kw_only=True):
     item: "Shape"
-    length_min: int
-    length_max: int
 
 
-class MapShape(msgspec.Struct, frozen=True, kw_only=True):
+class MapShape(SizedShape, frozen=True, kw_only=True):
     key: StringShape
     value: StringShape
-    length_min: int
-    length_max: int
 
 
 class StructureShape(msgspec.Struct, frozen=True):
@@ -238,7 +237,7 @@ def null_member(path: str) -> LocalError:
 
 def _validation_error(violations: list[str]) -> LocalError:
     errors = "error" if len(violations) == 1 else "errors"
-    return LocalError("ValidationException", f"{len(violations)} validation {errors} detected: {'; '.join(violations)}")
+    return validation(f"{len(violations)} validation {errors} detected: {'; '.join(violations)}")
 
 
 def _violation(value: Any, path: str, constraint: str) -> str:
@@ -268,42 +267,29 @@ def _structure_violations(shape: StructureShape, value: Mapping[str, Any], path:
 
 
 def _violations(shape: Shape, value: Any, path: str) -> Iterator[str]:
+    """In AWS's order. Booleans and timestamps have no constraints."""
+    if isinstance(shape, StringShape):
+        if shape.values is not None and value not in shape.values:
+            yield _violation(value, path, f"satisfy enum value set: [{', '.join(shape.values)}]")
+        if shape.pattern is not None and re.fullmatch(shape.pattern, value) is None:
+            yield _violation(value, path, f"satisfy regular expression pattern: {shape.pattern}")
+    if isinstance(shape, SizedShape):
+        if shape.length_min is not None and len(value) < shape.length_min:
+            yield _violation(value, path, f"have length greater than or equal to {shape.length_min}")
+        if shape.length_max is not None and len(value) > shape.length_max:
+            yield _violation(value, path, f"have length less than or equal to {shape.length_max}")
     match shape:
-        case StringShape():
-            yield from _string_violations(shape, value, path)
         case IntegerShape():
             if shape.value_min is not None and value < shape.value_min:
                 yield _violation(value, path, f"have value greater than or equal to {shape.value_min}")
             if shape.value_max is not None and value > shape.value_max:
                 yield _violation(value, path, f"have value less than or equal to {shape.value_max}")
-        case BlobShape():
-            if len(value) > shape.length_max:
-                yield _violation(value, path, f"have length less than or equal to {shape.length_max}")
         case ListShape():
-            yield from _length_violations(shape.length_min, shape.length_max, value, path)
             for index, item in enumerate(value, 1):
                 yield from _violations(shape.item, item, f"{path}.{index}.member")
         case MapShape():
-            yield from _length_violations(shape.length_min, shape.length_max, value, path)
             for key, member in value.items():
-                yield from _string_violations(shape.key, key, f"{path}.key")
-                yield from _string_violations(shape.value, member, f"{path}.{key}.member")
+                yield from _violations(shape.key, key, f"{path}.key")
+                yield from _violations(shape.value, member, f"{path}.{key}.member")
         case StructureShape():
             yield from _structure_violations(shape, value, f"{path}.")
-        case _:  # booleans and timestamps have no constraints
-            return
-
-
-def _string_violations(shape: StringShape, value: str, path: str) -> Iterator[str]:
-    if shape.values is not None and value not in shape.values:
-        yield _violation(value, path, f"satisfy enum value set: [{', '.join(shape.values)}]")
-    if shape.pattern is not None and re.fullmatch(shape.pattern, value) is None:
-        yield _violation(value, path, f"satisfy regular expression pattern: {shape.pattern}")
-    yield from _length_violations(shape.length_min, shape.length_max, value, path)
-
-
-def _length_violations(length_min: int | None, length_max: int | None, value: Any, path: str) -> Iterator[str]:
-    if length_min is not None and len(value) < length_min:
-        yield _violation(value, path, f"have length greater than or equal to {length_min}")
-    if length_max is not None and len(value) > length_max:
-        yield _violation(value, path, f"have length less than or equal to {length_max}")

@@ -1,9 +1,11 @@
 import base64
+from functools import partial
 
 import msgspec
 import pytest
 
 from anabranch.local.actions.records import PutRecordsRequest
+from anabranch.local.bodies import JSON
 from anabranch.local.errors import LocalError
 from anabranch.local.state.identifiers import parse_sequence_number
 
@@ -244,12 +246,12 @@ def test_expired_records_are_freed_by_time_and_the_rest_stays_readable(kinesis):
     log = kinesis.state.account.streams["orders"].shards[LOW].log
     assert len(log) == 2400
     kinesis.wait(hours=10)
-    kinesis.state.free_expired(kinesis.now_ms)
-    assert len(log.records) == len(log.numbers) == len(log.totals) == 1400
+    kinesis.state.account.free_expired(kinesis.now_ms)
+    assert len(log.records) == len(log.numbers) == len(log.totals) - 1 == 1400
     assert kinesis.state.account.size_bytes < 1400 * 110
     assert kinesis.read()[0] == "16"
     kinesis.wait(hours=24)
-    kinesis.state.free_expired(kinesis.now_ms)
+    kinesis.state.account.free_expired(kinesis.now_ms)
     assert (log.records, kinesis.state.account.size_bytes) == ([], 0)
     kinesis.put("new", hash_key=0)
     assert kinesis.read() == ["new"]
@@ -258,7 +260,7 @@ def test_expired_records_are_freed_by_time_and_the_rest_stays_readable(kinesis):
 def test_shards_that_have_expired_are_forgotten_by_time(kinesis):
     kinesis.SplitShard(StreamName="orders", ShardToSplit=LOW, NewStartingHashKey="77")
     kinesis.wait(hours=25)
-    kinesis.state.free_expired(kinesis.now_ms)
+    kinesis.state.account.free_expired(kinesis.now_ms)
     assert LOW not in kinesis.state.account.streams["orders"].shards
 
 
@@ -304,19 +306,37 @@ def test_the_typed_request_is_decoded_from_json_and_answered_like_aws(kinesis):
     [
         ('{"Data":"","PartitionKey":""}', "Member must have length greater than or equal to 1"),
         ('{"Data":"","PartitionKey":"k","ExplicitHashKey":"01"}', "at 'records.1.member.explicitHashKey' failed"),
+        (r'{"Data":"","PartitionKey":"k","ExplicitHashKey":"1\n"}', "at 'records.1.member.explicitHashKey' failed"),
         ('{"Data":"","PartitionKey":"' + "k" * 257 + '"}', "Member must have length less than or equal to 256"),
         ('{"Data":""}', "Value null at 'records.1.member.partitionKey' failed"),
     ],
 )
-def test_the_typed_request_is_rejected_with_the_same_messages(kinesis, entry, message):
-    request = msgspec.json.decode('{"StreamName":"orders","Records":[' + entry + "]}", type=PutRecordsRequest)
-    with pytest.raises(LocalError, match="1 validation error detected") as caught:
-        kinesis.state.put_records(request, now_ms=kinesis.now_ms)
-    assert caught.value.code == "ValidationException"
-    assert message in caught.value.message
-    wrong_name = PutRecordsRequest(records=request.records[:0], stream_name="!")
-    with pytest.raises(LocalError, match="2 validation errors detected"):
-        kinesis.state.put_records(wrong_name, now_ms=kinesis.now_ms)
+def test_a_json_body_that_is_invalid_is_rejected_with_the_same_messages(kinesis, entry, message):
+    code, said = put_json(kinesis, '{"StreamName":"orders","Records":[' + entry + "]}")
+    assert (code, said.count("Value ")) == ("ValidationException", 1)
+    assert message in said
+
+
+def test_all_violations_of_a_json_body_are_reported_at_once(kinesis):
+    assert "2 validation errors detected" in put_json(kinesis, '{"StreamName":"!","Records":[]}')[1]
+    entry = '{"Data":"","PartitionKey":"k"}'
+    assert (
+        "1 validation error detected: Value '!' at 'streamName'"
+        in (put_json(kinesis, '{"StreamName":"!","Records":[' + entry + "]}")[1])
+    )
+    assert (
+        "at 'records' failed" in put_json(kinesis, '{"StreamName":"o","Records":[' + ",".join([entry] * 501) + "]}")[1]
+    )
+
+
+def put_json(kinesis, body):
+    """The code and the message of the error."""
+    request = JSON.decode("PutRecords", body.encode())
+    is_typed = isinstance(request, PutRecordsRequest)
+    put = kinesis.state.put_records if is_typed else partial(kinesis.state.call, "PutRecords")
+    with pytest.raises(LocalError) as caught:
+        put(request, now_ms=kinesis.now_ms)
+    return caught.value.code, caught.value.message
 
 
 def test_a_put_records_call_that_is_too_large_is_rejected_as_a_whole(kinesis):

@@ -278,8 +278,8 @@ def test_a_commitment_lasts_a_day_before_it_can_end(kinesis):
 
 def test_all_invalid_settings_are_reported_at_once():
     with pytest.raises(ConfigurationError) as caught:
-        LocalSettings(region="mars", account_id="1", limits="some", state_delay_ms=-1, time_scale=0, shard_limit=0)
-    assert len(caught.value.violations) == 6
+        LocalSettings(region="mars", account_id="1", limits="some", state_delay_ms=-1, time_scale=0)
+    assert len(caught.value.violations) == 5
 
 
 def test_a_reset_leaves_an_empty_account(kinesis):

@@ -1,28 +1,18 @@
 """Writing and reading records.
 
-PutRecords is the hot path: msgspec decodes and encodes typed values, one pass checks them, one pass writes them. If the
-check fails, the generic validator finds AWS's message. A rejected request writes nothing; a throttled one writes the
-entries that the limits allow.
+PutRecords is the hot path: msgspec decodes, checks and encodes typed values. If its check fails, the generic validator
+finds AWS's message. A rejected request writes nothing; a throttled one writes the entries that the limits allow.
 """
 
-import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from anabranch import limits
 from anabranch._model.hash_keys import md5_hash_key
-from anabranch.local.actions.lookups import (
-    Answer,
-    Request,
-    StartingPosition,
-    action,
-    find_readable_shard,
-    find_readable_stream,
-    find_shard,
-    resolve_position,
-)
+from anabranch.local.actions.calls import Answer, Call, action
 from anabranch.local.errors import (
     THROUGHPUT_EXCEEDED,
     dry_run,
@@ -32,19 +22,17 @@ from anabranch.local.errors import (
     slot_message,
     throughput_exceeded,
 )
-from anabranch.local.shapes import HASH_KEY, REQUESTS, STREAM, null_member, validate
+from anabranch.local.shapes import HASH_KEY, STREAM, null_member, validate
 from anabranch.local.state.account import Account
 from anabranch.local.state.identifiers import (
     ShardIterator,
     decode_iterator,
-    encode_iterator,
     may_be_issued,
     shard_id_of,
+    write_token,
 )
 from anabranch.local.state.shard import Shard, StoredRecord
 from anabranch.local.state.stream import Stream
-
-_HASH_KEY: Final = re.compile(HASH_KEY.pattern or "")
 
 
 def _shard_for(stream: Stream, partition_key: str | None, explicit_hash_key: str | None, slot: int | None) -> Shard:
@@ -78,46 +66,45 @@ def _checked_size(stream: Stream, data: bytes, partition_key: str | None) -> int
 
 
 @action("PutRecord")
-def put_record(account: Account, request: Request, now_ms: int) -> Answer:
+def put_record(call: Call) -> Answer:
     """One record, checked, routed and written like a PutRecords entry."""
-    stream = find_readable_stream(account, request)
-    data, partition_key = request["Data"], request.get("PartitionKey")
-    shard = _shard_for(stream, partition_key, request.get("ExplicitHashKey"), None)
+    stream = call.find_readable_stream()
+    data, partition_key = call.request["Data"], call.request.get("PartitionKey")
+    shard = _shard_for(stream, partition_key, call.request.get("ExplicitHashKey"), None)
     size_bytes = _checked_size(stream, data, partition_key)
-    ordering = request.get("SequenceNumberForOrdering")
+    ordering = call.request.get("SequenceNumberForOrdering")
     if ordering is not None:
-        _check_ordering(account, ordering, stream, now_ms)
-    if request.get("DryRun"):
-        raise dry_run()
-    if account.enforces_limits and not shard.throughput.allows_write(size_bytes, now_ms):
-        raise throughput_exceeded(shard.shard_id, stream.name, account.settings.account_id)
+        _check_ordering(call, ordering, stream)
+    call.check_dry_run()
+    if call.account.enforces_limits and not shard.throughput.allows_write(size_bytes, call.now_ms):
+        raise throughput_exceeded(shard.shard_id, stream.name, call.account_id)
     encryption_type = None if stream.key_id is None else "KMS"
-    record = shard.append(data, partition_key, size_bytes, now_ms, encryption_type)
+    record = shard.append(data, partition_key, size_bytes, call.now_ms, encryption_type)
     stream.placed_count += 1
-    account.mark_appended(stream, shard, [record])
+    call.account.mark_appended(stream, shard, [record])
     answer = {"ShardId": shard.shard_id, "SequenceNumber": record.sequence_number}
     if encryption_type is not None:
         answer["EncryptionType"] = encryption_type
     return answer
 
 
-def _check_ordering(account: Account, text: str, stream: Stream, now_ms: int) -> None:
+def _check_ordering(call: Call, text: str, stream: Stream) -> None:
     """Later records of a shard always get higher numbers, so this only rejects numbers that were never issued."""
-    latest = max(now_ms // 1000, *(shard.latest_second for shard in stream.shards.values()))
+    latest = max(call.now_ms // 1000, *(shard.latest_second for shard in stream.shards.values()))
     if not may_be_issued(int(text), latest):
         raise invalid_argument(
-            f"ExclusiveMinimumSequenceNumber {text} used in PutRecord on {account.stream_label(stream)} is invalid."
+            f"ExclusiveMinimumSequenceNumber {text} used in PutRecord on {call.label(stream)} is invalid."
         )
 
 
-class PutRecordsEntry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, rename="pascal"):
-    data: bytes
-    partition_key: str | None = None
-    explicit_hash_key: str | None = None
+class PutRecordsEntry(msgspec.Struct, frozen=True, gc=False, rename="pascal"):
+    data: Annotated[bytes, Meta(max_length=limits.RECORD_BYTES_MAX)]
+    partition_key: Annotated[str, Meta(min_length=1, max_length=limits.PARTITION_KEY_CHARACTERS_MAX)] | None = None
+    explicit_hash_key: Annotated[str, Meta(pattern=rf"^(?:{HASH_KEY.pattern})\Z")] | None = None
 
 
-class PutRecordsRequest(msgspec.Struct, frozen=True, omit_defaults=True, rename="pascal"):
-    records: list[PutRecordsEntry]
+class PutRecordsRequest(msgspec.Struct, frozen=True, rename="pascal"):
+    records: Annotated[list[PutRecordsEntry], Meta(min_length=1, max_length=limits.PUT_RECORDS_ENTRIES_MAX)]
     stream_name: str | None = None
     stream_arn: str | None = msgspec.field(name="StreamARN", default=None)
     stream_id: str | None = None
@@ -144,8 +131,9 @@ class PutRecordsResponse(msgspec.Struct, frozen=True, omit_defaults=True, rename
 def put_records(
     account: Account, request: PutRecordsRequest, now_ms: int, refused_slots: Mapping[int, str]
 ) -> PutRecordsResponse:
-    _check_entries(request)
-    stream = find_readable_stream(account, request.stream_members())
+    call = Call("PutRecords", account, request.stream_members(), now_ms)
+    validate(STREAM, call.request)
+    stream = call.find_readable_stream()
     slots = [
         (
             entry,
@@ -170,7 +158,7 @@ def put_records(
             code = THROUGHPUT_EXCEEDED
         if code is not None:
             failed += 1
-            message = slot_message(code, shard.shard_id, stream.name, account.settings.account_id)
+            message = slot_message(code, shard.shard_id, stream.name, call.account_id)
             results.append(PutRecordsResultEntry(error_code=code, error_message=message))
             continue
         record = shard.append(entry.data, entry.partition_key, size_bytes, now_ms, encryption_type)
@@ -181,72 +169,55 @@ def put_records(
     return PutRecordsResponse(failed, results, encryption_type)
 
 
-def _check_entries(request: PutRecordsRequest) -> None:
-    records = request.records
-    is_valid = 1 <= len(records) <= limits.PUT_RECORDS_ENTRIES_MAX and all(
-        len(entry.data) <= limits.RECORD_BYTES_MAX
-        and (entry.partition_key is None or 0 < len(entry.partition_key) <= limits.PARTITION_KEY_CHARACTERS_MAX)
-        and (entry.explicit_hash_key is None or _HASH_KEY.fullmatch(entry.explicit_hash_key) is not None)
-        for entry in records
-    )
-    if is_valid:
-        validate(STREAM, request.stream_members())
-    else:
-        validate(REQUESTS["PutRecords"], msgspec.to_builtins(request, builtin_types=(bytes,)))
-
-
 @action("GetShardIterator")
-def get_shard_iterator(account: Account, request: Request, now_ms: int) -> Answer:
-    stream, shard = find_readable_shard(account, request, now_ms)
-    shard.log.trim(account.horizon_ms(stream, now_ms))
-    start = StartingPosition(
-        request["ShardIteratorType"], request.get("StartingSequenceNumber"), request.get("Timestamp")
-    )
-    position = resolve_position(shard, start, now_ms, "GetShardIterator", account.stream_label(stream))
-    if request.get("DryRun"):
-        raise dry_run()
-    if account.enforces_limits and not shard.throughput.allows_iterator(now_ms):
-        raise throughput_exceeded(shard.shard_id, stream.name, account.settings.account_id)
-    iterator = ShardIterator(stream.name, stream.created_ms, shard.index, str(position), now_ms)
-    return {"ShardIterator": encode_iterator(iterator, account.entropy)}
+def get_shard_iterator(call: Call) -> Answer:
+    stream, shard = call.find_readable_shard()
+    kind, number = call.request["ShardIteratorType"], call.request.get("StartingSequenceNumber")
+    position = call.find_position(stream, shard, kind, number, call.request.get("Timestamp"))
+    call.check_dry_run()
+    if call.account.enforces_limits and not shard.throughput.iterators.take(1, call.now_ms):
+        raise throughput_exceeded(shard.shard_id, stream.name, call.account_id)
+    return {"ShardIterator": _new_iterator(call, stream, shard, position)}
 
 
 @action("GetRecords")
-def get_records(account: Account, request: Request, now_ms: int) -> Answer:
+def get_records(call: Call) -> Answer:
     """A response that reaches the end of a closed shard has ChildShards and no NextShardIterator."""
-    iterator = decode_iterator(request["ShardIterator"])
+    iterator = decode_iterator(call.request["ShardIterator"])
     if iterator is None:
         raise invalid_argument("Invalid ShardIterator.")
-    stream, shard = _find_by_iterator(account, request, iterator, now_ms)
-    lifetime_ms = account.settings.scaled_ms(limits.SHARD_ITERATOR_LIFETIME_MS)
-    if now_ms - iterator.issued_ms > lifetime_ms:
-        raise expired_iterator(iterator.issued_ms, now_ms, lifetime_ms)
-    if request.get("DryRun"):
-        raise dry_run()
-    if account.enforces_limits and not shard.throughput.allows_read(now_ms):
-        raise throughput_exceeded(shard.shard_id, stream.name, account.settings.account_id)
+    stream, shard = _find_by_iterator(call, iterator)
+    lifetime_ms = call.account.settings.scaled_ms(limits.SHARD_ITERATOR_LIFETIME_MS)
+    if call.now_ms - iterator.issued_ms > lifetime_ms:
+        raise expired_iterator(iterator.issued_ms, call.now_ms, lifetime_ms)
+    call.check_dry_run()
+    if call.account.enforces_limits and not shard.throughput.allows_read(call.now_ms):
+        raise throughput_exceeded(shard.shard_id, stream.name, call.account_id)
     log = shard.log
-    log.trim(account.horizon_ms(stream, now_ms))
+    log.trim(call.horizon_ms(stream))
     begin = log.index_at(int(iterator.position))
-    end = log.end_of_read(begin, request.get("Limit", limits.GET_RECORDS_COUNT_MAX), limits.GET_RECORDS_BYTES_MAX)
-    if account.enforces_limits:
-        shard.throughput.charge_read(log.bytes_between(begin, end), now_ms)
-    answer: Answer = {"Records": log.records[begin:end], "MillisBehindLatest": log.behind_ms(end, now_ms)}
+    end = log.end_of_read(begin, call.request.get("Limit", limits.GET_RECORDS_COUNT_MAX), limits.GET_RECORDS_BYTES_MAX)
+    if call.account.enforces_limits:
+        shard.throughput.read_bytes.charge(log.bytes_between(begin, end), call.now_ms)
+    answer: Answer = {"Records": log.records[begin:end], "MillisBehindLatest": log.behind_ms(end, call.now_ms)}
     if end == len(log.records) and not shard.is_open:
         answer["ChildShards"] = stream.children_of(shard)
     else:
-        position = str(log.numbers[end - 1] + 1) if end > begin else iterator.position
-        following = msgspec.structs.replace(iterator, position=position, issued_ms=now_ms)
-        answer["NextShardIterator"] = encode_iterator(following, account.entropy)
+        following = log.numbers[end - 1] + 1 if end > begin else int(iterator.position)
+        answer["NextShardIterator"] = _new_iterator(call, stream, shard, following)
     return answer
 
 
-def _find_by_iterator(account: Account, request: Request, iterator: ShardIterator, now_ms: int) -> tuple[Stream, Shard]:
+def _new_iterator(call: Call, stream: Stream, shard: Shard, position: int) -> str:
+    nonce = call.account.entropy.getrandbits(64)
+    return write_token(ShardIterator(stream.name, stream.created_ms, shard.index, str(position), call.now_ms, nonce))
+
+
+def _find_by_iterator(call: Call, iterator: ShardIterator) -> tuple[Stream, Shard]:
     shard_id = shard_id_of(iterator.shard_index)
-    stream = account.streams.get(iterator.stream_name)
+    stream = call.account.streams.get(iterator.stream_name)
     if stream is None or stream.status == "CREATING" or stream.created_ms != iterator.stream_created_ms:
-        raise shard_not_found(shard_id, iterator.stream_name, account.settings.account_id)
-    if request.get("StreamARN", stream.arn) != stream.arn:
-        raise invalid_argument(f"StreamARN {request['StreamARN']} is not the stream of the ShardIterator.")
-    shard = find_shard(account, stream, shard_id, now_ms)
-    return stream, shard
+        raise shard_not_found(shard_id, iterator.stream_name, call.account_id)
+    if call.request.get("StreamARN", stream.arn) != stream.arn:
+        raise invalid_argument(f"StreamARN {call.request['StreamARN']} is not the stream of the ShardIterator.")
+    return stream, call.find_shard(stream, shard_id)

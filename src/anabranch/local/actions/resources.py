@@ -6,9 +6,8 @@ from typing import Final
 import msgspec
 
 from anabranch.limits import TAGS_PER_STREAM_MAX
-from anabranch.local.actions.lookups import Answer, Request, action, find_active_stream, find_resource, find_stream
+from anabranch.local.actions.calls import Answer, Call, action
 from anabranch.local.errors import invalid_argument, not_found
-from anabranch.local.state.account import Account
 from anabranch.local.state.stream import Consumer, Stream
 
 _SPACES: Final = (
@@ -35,73 +34,73 @@ def _list_tags(resource: Stream | Consumer) -> list[dict[str, str]]:
     return [{"Key": key, "Value": resource.tags[key]} for key in sorted(resource.tags)]
 
 
-def _find_tagged(account: Account, request: Request) -> tuple[Stream, Stream | Consumer]:
-    if "ResourceARN" in request:
-        return find_resource(account, request)
-    stream = find_active_stream(account, request)
+def _find_tagged(call: Call) -> tuple[Stream, Stream | Consumer]:
+    if "ResourceARN" in call.request:
+        return call.find_resource()
+    stream = call.find_active_stream()
     return stream, stream
 
 
 @action("AddTagsToStream")
 @action("TagResource")
-def add_tags(account: Account, request: Request, now_ms: int) -> Answer:
-    stream, resource = _find_tagged(account, request)
-    tags = {**resource.tags, **request["Tags"]}
+def add_tags(call: Call) -> Answer:
+    stream, resource = _find_tagged(call)
+    tags = {**resource.tags, **call.request["Tags"]}
     check_tags(tags)
     resource.tags = tags
-    account.mark_written(stream)
+    call.account.mark_written(stream)
     return {}
 
 
 @action("RemoveTagsFromStream")
 @action("UntagResource")
-def remove_tags(account: Account, request: Request, now_ms: int) -> Answer:
+def remove_tags(call: Call) -> Answer:
     """Unknown keys are ignored."""
-    stream, resource = _find_tagged(account, request)
-    resource.tags = {key: value for key, value in resource.tags.items() if key not in request["TagKeys"]}
-    account.mark_written(stream)
+    stream, resource = _find_tagged(call)
+    resource.tags = {key: value for key, value in resource.tags.items() if key not in call.request["TagKeys"]}
+    call.account.mark_written(stream)
     return {}
 
 
 @action("ListTagsForStream")
-def list_tags_for_stream(account: Account, request: Request, now_ms: int) -> Answer:
-    stream = find_stream(account, request)
-    after = request.get("ExclusiveStartTagKey", "")
+def list_tags_for_stream(call: Call) -> Answer:
+    stream = call.find_stream()
+    after = call.request.get("ExclusiveStartTagKey", "")
     tags = [tag for tag in _list_tags(stream) if tag["Key"] > after]
-    limit = request.get("Limit", len(tags))
+    limit = call.request.get("Limit", len(tags))
     return {"Tags": tags[:limit], "HasMoreTags": len(tags) > limit}
 
 
 @action("ListTagsForResource")
-def list_tags_for_resource(account: Account, request: Request, now_ms: int) -> Answer:
-    _, resource = find_resource(account, request)
+def list_tags_for_resource(call: Call) -> Answer:
+    _, resource = call.find_resource()
     return {"Tags": _list_tags(resource)}
 
 
 @action("PutResourcePolicy")
-def put_resource_policy(account: Account, request: Request, now_ms: int) -> Answer:
+def put_resource_policy(call: Call) -> Answer:
     """Stored and returned, never enforced."""
-    stream, resource = find_resource(account, request)
+    stream, resource = call.find_resource()
     try:
-        msgspec.json.decode(request["Policy"], type=dict)
+        msgspec.json.decode(call.request["Policy"], type=dict)
     except (msgspec.DecodeError, UnicodeEncodeError):
         raise invalid_argument("The policy is not valid: it must be a JSON object.") from None
-    resource.policy = request["Policy"]
-    account.mark_written(stream)
+    resource.policy = call.request["Policy"]
+    call.account.mark_written(stream)
     return {}
 
 
 @action("GetResourcePolicy")
-def get_resource_policy(account: Account, request: Request, now_ms: int) -> Answer:
-    _, resource = find_resource(account, request)
+def get_resource_policy(call: Call) -> Answer:
+    _, resource = call.find_resource()
     return {"Policy": resource.policy or "{}"}
 
 
 @action("DeleteResourcePolicy")
-def delete_resource_policy(account: Account, request: Request, now_ms: int) -> Answer:
-    stream, resource = find_resource(account, request)
+def delete_resource_policy(call: Call) -> Answer:
+    stream, resource = call.find_resource()
     if resource.policy is None:
-        raise not_found(f"No resource policy found for resource ARN {request['ResourceARN']}.")
+        raise not_found(f"No resource policy found for resource ARN {call.request['ResourceARN']}.")
     resource.policy = None
-    account.mark_written(stream)
+    call.account.mark_written(stream)
     return {}

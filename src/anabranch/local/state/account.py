@@ -1,23 +1,25 @@
 """The state of one account in one region.
 
 Owns the lifecycle of streams and consumers, the active subscriptions, and the changes that the journal and the
-subscribers have not seen yet. A change that was due before a call takes effect as of its deadline, not as of the call.
+subscribers have not seen yet. A change takes effect as of its deadline, even if the next call comes later.
 """
 
-from typing import Any, Final
+from collections.abc import Iterable
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from anabranch._model.entropy import Entropy
-from anabranch.local.errors import LocalError, limit_exceeded, not_found, stream_not_found
+from anabranch.local.errors import LocalError, in_use, limit_exceeded, not_found, stream_not_found
 from anabranch.local.settings import LocalSettings
 from anabranch.local.state.identifiers import Timestamp
 from anabranch.local.state.shard import Shard, StoredRecord
 from anabranch.local.state.stream import Change, Consumer, EncryptionChange, Stream, reshard
 from anabranch.local.state.subscription import Subscription
-from anabranch.local.state.throughput import CallRates
+from anabranch.local.state.throughput import CALLS_PER_SECOND, TokenBucket
 
 COMMITMENT_MS: Final = 24 * 3_600_000
+SHARD_LIMIT: Final = 20_000  # open shards per account: AWS's default in its three largest regions
 _RECORD_OVERHEAD_BYTES: Final = 100
 
 
@@ -58,16 +60,32 @@ class Commitment(msgspec.Struct, kw_only=True):
         return members
 
 
-class Changes(msgspec.Struct):
-    """What changed since the last `take_changes`. Dicts serve as ordered sets."""
+# Journal entries: all state except subscriptions and rates, which do not survive a restart.
+#
+# An entry states the result, not the request: a stream's whole description, the appended records, a deleted stream. So
+# a replay does not run the operations again, and a repeated entry changes nothing. MessagePack has no integers above 64
+# bits: such numbers are strings.
 
-    removed: dict[str, None] = {}
-    written: dict[str, None] = {}
-    """Streams whose description, shards or consumers changed."""
-    appended: list[tuple[str, str, list[StoredRecord]]] = []
-    commitment: bool = False
-    shards: dict[tuple[str, str], None] = {}
-    """Shards whose subscribers must look again."""
+
+class StreamWritten(msgspec.Struct, tag="stream", array_like=True):
+    stream: Stream
+
+
+class StreamRemoved(msgspec.Struct, tag="removed", array_like=True):
+    stream_name: str
+
+
+class RecordsAppended(msgspec.Struct, tag="records", array_like=True):
+    stream_name: str
+    shard_id: str
+    records: list[StoredRecord]
+
+
+class CommitmentWritten(msgspec.Struct, tag="commitment", array_like=True):
+    commitment: Commitment
+
+
+Entry: TypeAlias = StreamWritten | StreamRemoved | RecordsAppended | CommitmentWritten
 
 
 class Account:
@@ -78,9 +96,12 @@ class Account:
         self.commitment = Commitment()
         self.subscriptions: dict[tuple[str, str], Subscription] = {}
         """By consumer ARN and shard id."""
-        self.rates = CallRates(settings.account_id, enforced=self.enforces_limits)
+        self._call_rates: dict[object, TokenBucket] = {}
         self.next_deadline_ms: int | None = None
-        self._changes = Changes()
+        self._entries: dict[object, Entry] = {}
+        """What the journal has not seen yet, by what changed: a stream, a shard's records, or the commitment (None)."""
+        self._changed_shards: dict[tuple[str, str], None] = {}
+        """Shards whose subscribers must look again. A dict serves as an ordered set."""
 
     @property
     def enforces_limits(self) -> bool:
@@ -94,24 +115,29 @@ class Account:
         settings = self.settings
         return f"arn:{settings.partition}:kinesis:{settings.region}:{settings.account_id}:stream/{name}"
 
-    def stream_label(self, stream: Stream) -> str:
-        return f"stream {stream.name} under account {self.settings.account_id}"
-
-    def horizon_ms(self, stream: Stream, now_ms: int) -> int:
-        return stream.horizon_ms(now_ms, self.settings.time_scale)
-
     def check_shard_room(self, additional: int) -> None:
-        present, limit = self.open_shard_count, self.settings.shard_limit
-        if present + additional > limit:
+        present = self.open_shard_count
+        if present + additional > SHARD_LIMIT:
             raise limit_exceeded(
                 "This request would exceed the shard limit for the account "
                 f"{self.settings.account_id} in {self.settings.region}. "
-                f"Current shard count for the account: {present}. Limit: {limit}. "
+                f"Current shard count for the account: {present}. Limit: {SHARD_LIMIT}. "
                 f"Number of additional shards that would have resulted from this request: {additional}. "
                 "Refer to the AWS Service Limits page "
                 "(http://docs.aws.amazon.com/general/latest/gr/aws_service_limits.html) "
                 "for current limits and how to request higher limits."
             )
+
+    def check_call_rate(self, operation: str, now_ms: int) -> None:
+        per_second = CALLS_PER_SECOND.get(operation)
+        if per_second is not None and not self.allows_call(operation, per_second, now_ms):
+            raise limit_exceeded(f"Rate exceeded for {operation} under account {self.settings.account_id}.")
+
+    def allows_call(self, key: object, per_second: int, now_ms: int) -> bool:
+        """`key` names what is counted: the calls of an operation, or the subscriptions of a consumer to a shard."""
+        if not self.enforces_limits:
+            return True
+        return self._call_rates.setdefault(key, TokenBucket(per_second)).take(1, now_ms)
 
     # The lifecycle of streams and consumers
 
@@ -125,18 +151,14 @@ class Account:
         stream.change = change
         self._begin(stream, stream, now_ms)
 
-    def delete_stream(self, stream: Stream, now_ms: int) -> None:
-        stream.status = "DELETING"
-        stream.change = None
-        self._begin(stream, stream, now_ms)
-
     def add_consumer(self, stream: Stream, consumer: Consumer, now_ms: int) -> None:
         stream.consumers[consumer.name] = consumer
         self._begin(stream, consumer, now_ms)
 
-    def delete_consumer(self, stream: Stream, consumer: Consumer, now_ms: int) -> None:
-        consumer.status = "DELETING"
-        self._begin(stream, consumer, now_ms)
+    def delete(self, stream: Stream, deleted: Stream | Consumer, now_ms: int) -> None:
+        """Deletes the stream, or one of its consumers."""
+        deleted.status = "DELETING"
+        self._begin(stream, deleted, now_ms)
 
     def settle(self, now_ms: int) -> None:
         """Applies every deadline that has passed, each as of its own time."""
@@ -147,9 +169,9 @@ class Account:
         self.update_next_deadline()
 
     def free_expired(self, now_ms: int) -> None:
-        """Removes expired shards, and frees the records that can no longer be read."""
+        """Removes expired shards, and frees the memory of expired records, which reads never return."""
         for stream in self.streams.values():
-            horizon_ms = self.horizon_ms(stream, now_ms)
+            horizon_ms = stream.horizon_ms(now_ms, self.settings.time_scale)
             stream.forget_expired_shards(horizon_ms)
             for shard in stream.shards.values():
                 shard.log.trim(horizon_ms)
@@ -172,31 +194,32 @@ class Account:
     # Changes for the journal and the subscribers
 
     def mark_written(self, stream: Stream) -> None:
-        self._changes.written[stream.name] = None
+        """The description, the shards or the consumers of the stream changed."""
+        self._entries[stream.name] = StreamWritten(stream)
 
     def mark_appended(self, stream: Stream, shard: Shard, records: list[StoredRecord]) -> None:
-        self._changes.appended.append((stream.name, shard.shard_id, records))
-        self._changes.shards[stream.name, shard.shard_id] = None
+        key = stream.name, shard.shard_id
+        self._entries[key] = RecordsAppended(*key, records)
+        self._changed_shards[key] = None
 
     def mark_commitment(self) -> None:
-        self._changes.commitment = True
+        self._entries[None] = CommitmentWritten(self.commitment)
 
-    def take_changes(self) -> Changes:
-        changes, self._changes = self._changes, Changes()
-        return changes
+    def take_changes(self) -> tuple[Iterable[Entry], Iterable[tuple[str, str]]]:
+        """The journal entries, and the shards that changed, since the last call."""
+        entries, shards = self._entries, self._changed_shards
+        self._entries, self._changed_shards = {}, {}
+        return entries.values(), shards
 
     def add_subscription(self, subscription: Subscription, now_ms: int) -> None:
         key = subscription.consumer_arn, subscription.shard_id
         previous = self.subscriptions.get(key)
         if previous is not None and not previous.is_over:
-            previous.end(
-                LocalError(
-                    "ResourceInUseException",
-                    "Another active subscription exists for this consumer: "
-                    f"{subscription.consumer_arn} on {subscription.shard_id} was taken over by a newer call.",
-                )
+            error = in_use(
+                "Another active subscription exists for this consumer: "
+                f"{subscription.consumer_arn} on {subscription.shard_id} was taken over by a newer call."
             )
-            self._changes.shards[subscription.stream_name, subscription.shard_id] = None
+            self._end_subscriptions([previous], error)
         self.subscriptions = {k: s for k, s in self.subscriptions.items() if not s.is_over or s.is_fresh(now_ms)}
         self.subscriptions[key] = subscription
 
@@ -224,7 +247,7 @@ class Account:
             stream.key_id = change.key_id
         elif change is not None:
             closed = reshard(stream, change, at_ms)
-            self._changes.shards.update({(stream.name, shard.shard_id): None for shard in closed})
+            self._changed_shards.update({(stream.name, shard.shard_id): None for shard in closed})
         self.mark_written(stream)
 
     def _settle_consumer(self, stream: Stream, consumer: Consumer, now_ms: int) -> None:
@@ -241,8 +264,7 @@ class Account:
 
     def _remove_stream(self, stream: Stream) -> None:
         del self.streams[stream.name]
-        self._changes.removed[stream.name] = None
-        self._changes.written.pop(stream.name, None)
+        self._entries[stream.name] = StreamRemoved(stream.name)
         error = stream_not_found(stream.name, self.settings.account_id)
         self._end_subscriptions([s for s in self.subscriptions.values() if s.stream_name == stream.name], error)
 
@@ -250,4 +272,4 @@ class Account:
         for subscription in ended:
             subscription.end(error)
             del self.subscriptions[subscription.consumer_arn, subscription.shard_id]
-            self._changes.shards[subscription.stream_name, subscription.shard_id] = None
+            self._changed_shards[subscription.stream_name, subscription.shard_id] = None

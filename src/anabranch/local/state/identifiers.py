@@ -1,6 +1,6 @@
 """Values that clients receive and send back: timestamps, shard ids, sequence numbers, shard iterators and page tokens.
 
-Iterators and page tokens contain their whole meaning, so they stay valid after a restart. Nothing is secret.
+Iterators and page tokens are self-contained, so they stay valid after a restart. They hold no secrets.
 """
 
 import math
@@ -9,9 +9,7 @@ from typing import Annotated, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from anabranch._model.entropy import Entropy
 from anabranch.errors import CodecError
-from anabranch.local.errors import LocalError, invalid_argument
 
 T = TypeVar("T")
 
@@ -21,7 +19,7 @@ _SHARD_INDEX_MAX: Final = (1 << 31) - 1
 
 class Timestamp(float):
     """Seconds since 1970, exact to the millisecond. Each protocol writes it differently: JSON in seconds, CBOR in
-    milliseconds under tag 1. The type marks it for the encoders.
+    milliseconds under tag 1. The encoders recognize it by its type.
     """
 
     __slots__ = ()
@@ -35,9 +33,6 @@ class Timestamp(float):
     @property
     def milliseconds(self) -> int:
         return round(self * 1000)
-
-    def __repr__(self) -> str:
-        return f"Timestamp({float(self)!r})"
 
 
 def shard_id_of(index: int) -> str:
@@ -126,15 +121,11 @@ class ShardIterator(msgspec.Struct, frozen=True):
     """Makes each iterator unique, as on AWS."""
 
 
-def encode_iterator(iterator: ShardIterator, entropy: Entropy) -> str:
-    return write_token(msgspec.structs.replace(iterator, nonce=entropy.getrandbits(64)))
-
-
 def decode_iterator(text: str) -> ShardIterator | None:
     """None if the text is not an iterator. Quotes around an iterator are ignored, as on AWS."""
     if len(text) > 1 and text[0] == text[-1] == '"':
         text = text[1:-1]
-    return _decode_text(text, ShardIterator)
+    return decode_token(text, ShardIterator)
 
 
 class PageToken(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -154,22 +145,9 @@ def write_token(token: PageToken | ShardIterator) -> str:
     return b64encode(msgspec.json.encode(token)).decode()
 
 
-def _decode_text(text: str, kind: type[T]) -> T | None:
+def decode_token(text: str, kind: type[T]) -> T | None:
+    """None if the text is no such token."""
     try:
         return msgspec.json.decode(b64decode(text.encode("ascii"), validate=True), type=kind)
     except (ValueError, RecursionError, msgspec.DecodeError):  # bad base64 and bad UTF-8 are ValueErrors
         return None
-
-
-def read_token(text: str, operation: str, now_ms: int, lifetime_ms: int) -> PageToken:
-    token = _decode_text(text, PageToken)
-    if token is None:
-        raise invalid_argument(f"NextToken {text[:80]} is not valid.")
-    if token.operation != operation:
-        raise invalid_argument(f"NextToken {text[:80]} was not issued by {operation}.")
-    if now_ms - token.issued_ms > lifetime_ms:
-        raise LocalError(
-            "ExpiredNextTokenException",
-            f"NextToken is expired: it was issued {now_ms - token.issued_ms} ms ago and is valid for {lifetime_ms} ms.",
-        )
-    return token

@@ -63,11 +63,10 @@ class RecordLog:
     def __init__(self) -> None:
         self.begin = 0
         """Index of the oldest record that is not trimmed."""
-        self._bytes = 0  # all bytes ever appended
         self.numbers: list[int] = []
         self.records: list[StoredRecord] = []
-        self.totals: list[int] = []
-        """Bytes appended before each record. The difference of two is the size of the records between them."""
+        self.totals = [0]
+        """Bytes before each record, and after the last. The difference of two is the size of the records between."""
 
     def __len__(self) -> int:
         return len(self.records) - self.begin
@@ -75,8 +74,7 @@ class RecordLog:
     def append(self, number: int, record: StoredRecord, size_bytes: int) -> None:
         self.numbers.append(number)
         self.records.append(record)
-        self.totals.append(self._bytes)
-        self._bytes += size_bytes
+        self.totals.append(self.totals[-1] + size_bytes)
 
     def trim(self, before_ms: int) -> None:
         if self.begin < len(self.records) and self.records[self.begin].arrival_ms < before_ms:
@@ -98,15 +96,11 @@ class RecordLog:
     def end_of_read(self, begin: int, count_max: int, bytes_max: int) -> int:
         """The end of a read that starts at `begin`: within both limits, but at least one record if there is one."""
         end = min(begin + count_max, len(self.records))
-        if end > begin + 1 and self.bytes_between(begin, end) > bytes_max:
-            # totals[i] is where record i starts, so the read ends at the last index whose start still fits.
-            end = max(begin + 1, bisect_right(self.totals, self.totals[begin] + bytes_max, begin, end) - 1)
-        return end
+        fitting = bisect_right(self.totals, self.totals[begin] + bytes_max, begin, end + 1) - 1
+        return min(end, max(begin + 1, fitting))
 
     def bytes_between(self, begin: int, end: int) -> int:
-        if begin >= end:
-            return 0
-        return (self.totals[end] if end < len(self.totals) else self._bytes) - self.totals[begin]
+        return self.totals[end] - self.totals[begin]
 
     def behind_ms(self, index: int, now_ms: int) -> int:
         """MillisBehindLatest of a reader whose next record is `index`. It is zero only at the tip."""
@@ -178,12 +172,10 @@ class Shard:
         self._last_ms = max(self._last_ms, record.arrival_ms)
         self.log.append(number, record, record.size_bytes)
 
-    def close(self, now_ms: int, child_ids: tuple[str, ...]) -> int:
-        """Returns the time when the children open, which is after the last record of this shard."""
-        newest_ms = self._last_ms + 1 if self.counter else self._last_ms
-        self.closed_ms = max(now_ms, newest_ms)
-        self.child_ids = child_ids
-        return self.closed_ms
+    @property
+    def closes_from_ms(self) -> int:
+        """The earliest time at which it can close, which is after its last record."""
+        return self._last_ms + 1 if self.counter else self._last_ms
 
     def was_open_at(self, at_ms: int) -> bool:
         return self.opened_ms <= at_ms and (self.closed_ms is None or at_ms < self.closed_ms)

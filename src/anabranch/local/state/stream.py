@@ -26,7 +26,7 @@ class Consumer(msgspec.Struct, kw_only=True):
     arn: str
     created_ms: int
     status: Literal["CREATING", "ACTIVE", "DELETING"]
-    deadline_ms: int | None
+    deadline_ms: int | None = None
     """When CREATING or DELETING ends."""
     tags: dict[str, str] = {}
     policy: str | None = None
@@ -83,7 +83,7 @@ class Stream(msgspec.Struct, kw_only=True):
     arn: str
     created_ms: int
     status: Literal["CREATING", "ACTIVE", "UPDATING", "DELETING"]
-    deadline_ms: int | None
+    deadline_ms: int | None = None
     change: Change | None = None
     mode: StreamMode
     retention_hours: int = RETENTION_HOURS_MIN
@@ -154,7 +154,7 @@ class Stream(msgspec.Struct, kw_only=True):
 
 
 _ROUNDING: Final = 1 << 32
-"""Rounding moves a border of an even cut by some thousands at most, and its shards are wider than 2**100."""
+"""Rounding moves the borders of an even cut by a few thousand at most, and its shards are wider than 2**100."""
 
 
 def reshard(stream: Stream, change: SplitChange | MergeChange | ScaleChange, now_ms: int) -> list[Shard]:
@@ -169,18 +169,16 @@ def reshard(stream: Stream, change: SplitChange | MergeChange | ScaleChange, now
     return [shard for shard in before if not shard.is_open]
 
 
-def split(stream: Stream, shard: Shard, new_starting_hash_key: int, now_ms: int) -> tuple[Shard, Shard]:
+def split(stream: Stream, shard: Shard, new_starting_hash_key: int, now_ms: int) -> list[Shard]:
     start, end = shard.hash_key_range
     ranges = HashKeyRange(start, new_starting_hash_key - 1), HashKeyRange(new_starting_hash_key, end)
-    low, high = _replace(stream, (shard,), ranges, now_ms)
-    return low, high
+    return _replace(stream, (shard,), ranges, now_ms)
 
 
 def merge(stream: Stream, shard: Shard, adjacent: Shard, now_ms: int) -> Shard:
     start = min(shard.hash_key_range.start, adjacent.hash_key_range.start)
     end = max(shard.hash_key_range.end, adjacent.hash_key_range.end)
-    (merged,) = _replace(stream, (shard, adjacent), (HashKeyRange(start, end),), now_ms)
-    return merged
+    return _replace(stream, (shard, adjacent), (HashKeyRange(start, end),), now_ms)[0]
 
 
 def scale(stream: Stream, target_shard_count: int, now_ms: int) -> None:
@@ -201,9 +199,9 @@ def _replace(stream: Stream, parents: tuple[Shard, ...], ranges: tuple[HashKeyRa
     first = stream.next_shard_index
     stream.next_shard_index += len(ranges)
     child_ids = tuple(shard_id_of(first + offset) for offset in range(len(ranges)))
-    opened_ms = max(parent.close(now_ms, child_ids) for parent in parents)
+    opened_ms = max(now_ms, *(parent.closes_from_ms for parent in parents))
     for parent in parents:
-        parent.closed_ms = opened_ms  # both parents of a merge close at the same time
+        parent.closed_ms, parent.child_ids = opened_ms, child_ids
     created_s = max(opened_ms // 1000, *(parent.created_s for parent in parents)) + 1
     parent_ids = tuple(parent.shard_id for parent in parents)
     children = [

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Final
 
 from anabranch import limits
-from anabranch.local.errors import limit_exceeded
 
 
 class TokenBucket:
@@ -37,8 +36,8 @@ class TokenBucket:
         return True
 
     def charge(self, amount: float, now_ms: int) -> None:
-        """Takes the amount, even if the level gets negative. A saved level does not count towards an amount above the
-        capacity: all of it must be refilled.
+        """Takes the amount, even if the level gets negative. An amount above the capacity empties the bucket first, so
+        that all of it must be refilled.
         """
         level = self.level(now_ms)
         self._level = (min(0.0, level) if amount > self._capacity else level) - amount
@@ -52,14 +51,14 @@ class TokenBucket:
 class ShardThroughput:
     """The limits of one shard."""
 
-    __slots__ = ("_iterators", "_read_bytes", "_reads", "_write_bytes", "_write_records")
+    __slots__ = ("_reads", "_write_bytes", "_write_records", "iterators", "read_bytes")
 
     def __init__(self) -> None:
         self._write_bytes = TokenBucket(limits.SHARD_WRITE_BYTES_PER_SECOND, limits.SHARD_WRITE_BURST_BYTES)
         self._write_records = TokenBucket(limits.SHARD_WRITE_RECORDS_PER_SECOND)
         self._reads = TokenBucket(limits.SHARD_READS_PER_SECOND)
-        self._read_bytes = TokenBucket(limits.SHARD_READ_BYTES_PER_SECOND)
-        self._iterators = TokenBucket(limits.GET_SHARD_ITERATOR_PER_SECOND)
+        self.read_bytes = TokenBucket(limits.SHARD_READ_BYTES_PER_SECOND)
+        self.iterators = TokenBucket(limits.GET_SHARD_ITERATOR_PER_SECOND)
 
     def allows_write(self, size_bytes: int, now_ms: int) -> bool:
         if self._write_bytes.level(now_ms) < size_bytes or not self._write_records.take(1, now_ms):
@@ -67,17 +66,11 @@ class ShardThroughput:
         return self._write_bytes.take(size_bytes, now_ms)
 
     def allows_read(self, now_ms: int) -> bool:
-        return self._read_bytes.level(now_ms) > 0 and self._reads.take(1, now_ms)
-
-    def charge_read(self, size_bytes: int, now_ms: int) -> None:
-        self._read_bytes.charge(size_bytes, now_ms)
-
-    def allows_iterator(self, now_ms: int) -> bool:
-        return self._iterators.take(1, now_ms)
+        return self.read_bytes.level(now_ms) > 0 and self._reads.take(1, now_ms)
 
 
 # Calls per second and account, from the API reference of each operation. Calls with records have their own limits.
-_CALLS_PER_SECOND: Final[Mapping[str, int]] = {
+CALLS_PER_SECOND: Final[Mapping[str, int]] = {
     **dict.fromkeys(
         (
             "AddTagsToStream", "CreateStream", "DecreaseStreamRetentionPeriod", "DeleteStream",
@@ -96,24 +89,3 @@ _CALLS_PER_SECOND: Final[Mapping[str, int]] = {
     "ListShards": 1000,
     "UpdateShardCount": 10,
 }  # fmt: skip
-
-
-class CallRates:
-    """Calls per second, of the account and of a consumer on a shard. Counts nothing unless limits are enforced."""
-
-    def __init__(self, account_id: str, *, enforced: bool) -> None:
-        self._account_id = account_id
-        self._is_enforced = enforced
-        self._calls = {operation: TokenBucket(rate) for operation, rate in _CALLS_PER_SECOND.items()}
-        self._subscriptions: dict[tuple[str, str], TokenBucket] = {}
-
-    def check_call(self, operation: str, now_ms: int) -> None:
-        bucket = self._calls.get(operation)
-        if self._is_enforced and bucket is not None and not bucket.take(1, now_ms):
-            raise limit_exceeded(f"Rate exceeded for {operation} under account {self._account_id}.")
-
-    def allows_subscription(self, consumer_arn: str, shard_id: str, now_ms: int) -> bool:
-        if not self._is_enforced:
-            return True
-        bucket = self._subscriptions.setdefault((consumer_arn, shard_id), TokenBucket(limits.SUBSCRIBE_PER_SECOND))
-        return bucket.take(1, now_ms)

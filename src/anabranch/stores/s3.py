@@ -15,7 +15,7 @@ import logging
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -73,25 +73,11 @@ class _Document(msgspec.Struct, kw_only=True):
     """The object. `shards` is for people and other programs; the rows are what is read back."""
 
     nonce: str
+    """`<handle>-<number of the write>`, so that a worker recognises its own writes."""
     saved_at: str
     saved_by: str
     shards: dict[str, dict[str, Any]] = {}
     rows: dict[str, list[msgspec.Raw]] = {}
-
-
-class _Nonce(NamedTuple):
-    """Identifies a write by its handle and its number, so that a worker recognises its own writes."""
-
-    session: str
-    number: int
-
-    def __str__(self) -> str:
-        return f"{self.session}-{self.number}"
-
-    @staticmethod
-    def parse(text: str) -> "_Nonce":
-        session, _, number = text.rpartition("-")
-        return _Nonce(session, int(number)) if number.isdecimal() else _Nonce(text, 0)
 
 
 class S3LeaseStore(RowLeaseStore):
@@ -118,9 +104,9 @@ class S3LeaseStore(RowLeaseStore):
         self._rows = MemoryRows()
         self._etag: str | None = None
         """Of the object from which the rows were read, or to which they were saved; None if there is none."""
-        self._written = _Nonce(secrets.token_hex(16), 0)
-        """Our last write that S3 has confirmed; at the start, number 0."""
-        self._sent = self._written
+        self._handle = secrets.token_hex(16)
+        self._written = self._sent = 0
+        """The numbers of our last write that S3 has confirmed, and of the last one that we sent."""
         self._turn = asyncio.Lock()
         self._probes_answered = 0
         self._joined: str | None = None
@@ -220,17 +206,17 @@ class S3LeaseStore(RowLeaseStore):
         for member in self._rows.scan([Scope("member", self.app, app_id)]):
             if isinstance(member, MemberRow) and member.state == "live":
                 killed.add(member.member_id)
-                self._put(self._member_key(member.member_id), replace(member, state="sealed"))
+                self._put(replace(member, state="sealed"))
         for lease in self._rows.scan([Scope("lease", self.app, app_id, with_finished=False)]):
             if isinstance(lease, LeaseRow):
                 # A worker that was killed may have taken this lease after its last save: that counts (rule D5).
                 takes = lease.takes_without_progress + bool(killed and lease.owner not in killed)
                 epoch = lease.epoch + _EPOCHS_PER_START
-                self._put(self._lease_key(lease.key), replace(lease, epoch=epoch, takes_without_progress=takes))
-        self._put(self._member_key(row.member_id), row)
+                self._put(replace(lease, epoch=epoch, takes_without_progress=takes))
+        self._put(row)
 
-    def _put(self, key: RowKey, row: Row) -> None:
-        self._rows.change([key], lambda _: [row])
+    def _put(self, row: Row) -> None:
+        self._rows.change([self._key_of(row)], lambda _: [row])
 
     async def put_control(self, row: ControlRow) -> None:
         """A running worker would not see it, and would end because somebody else wrote the object."""
@@ -326,23 +312,24 @@ class S3LeaseStore(RowLeaseStore):
         before, self._etag = self._etag, None if stored is None else stored.etag
         self._is_unsure = False
         if self._has_new_leases:
-            if self._etag == before or (document is not None and self._is_own(document)):
+            if self._etag == before or (document is not None and self._own_number(document) is not None):
                 return  # nobody else has written: the object is as before, or has our write whose answer was lost
             self._has_new_leases = False
             self._rows.places = places
             raise LeaseStoreError(f"somebody else has just changed application {self.app!r} in {self}")
         self._rows.places, self._has_unsaved = places, False
 
-    def _is_own(self, document: _Document) -> bool:
-        """Whether this handle wrote it: its last confirmed write, or one sent since."""
-        found = _Nonce.parse(document.nonce)
-        return found.session == self._written.session and self._written.number <= found.number <= self._sent.number
+    def _own_number(self, document: _Document) -> int | None:
+        """The number of the write, if it is this handle's last confirmed one or one sent since; None if it is not."""
+        handle, _, number = document.nonce.rpartition("-")
+        is_own = handle == self._handle and number.isdecimal() and self._written <= int(number) <= self._sent
+        return int(number) if is_own else None
 
     async def _write(self, by: str | None = None) -> bool:
         """One PUT, which replaces the object that was read or written last. False if another object is there."""
         await self.check_conditions()
-        self._sent = _Nonce(self._sent.session, self._sent.number + 1)
-        body = self._encode(self._sent, by or self._joined or "")
+        self._sent += 1
+        body = self._encode(by or self._joined or "")
         self._has_unsaved = False
         try:
             with self._translated():
@@ -392,8 +379,8 @@ class S3LeaseStore(RowLeaseStore):
                 self._rows.places = {}  # as every reader sees: the application is gone
                 return
             document, _ = self._decode(stored.body)
-        if self._is_own(document):
-            self._etag, self._written, self._is_unsure = stored.etag, _Nonce.parse(document.nonce), False
+        if (number := self._own_number(document)) is not None:
+            self._etag, self._written, self._is_unsure = stored.etag, number, False
             return
         by = f"worker {document.saved_by!r}" if document.saved_by else "somebody else"
         self._end_error = LeaseStoreInvalidError(
@@ -403,7 +390,7 @@ class S3LeaseStore(RowLeaseStore):
         )
         raise self._end_error
 
-    def _encode(self, nonce: _Nonce, by: str) -> bytes:
+    def _encode(self, by: str) -> bytes:
         places = [place for place, rows in self._rows.places.items() if rows]
         rows = {
             f"{kind} {app_id}".rstrip(): [
@@ -412,7 +399,7 @@ class S3LeaseStore(RowLeaseStore):
             for kind, app, app_id in sorted(places)
         }
         document = _Document(
-            nonce=str(nonce),
+            nonce=f"{self._handle}-{self._sent}",
             saved_at=timestamp(time.time_ns() // 1_000_000),
             saved_by=by,
             shards=self._summary(),

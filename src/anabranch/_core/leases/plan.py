@@ -46,13 +46,6 @@ from anabranch._model.leases import (
 # the balance
 
 
-class MemberCapacity(msgspec.Struct, frozen=True):
-    """A live member that can hold leases. A draining member is not passed in."""
-
-    member_id: str
-    shards_max: int | None = None
-
-
 class LeaseDemand(msgspec.Struct, frozen=True):
     """A lease that needs an owner."""
 
@@ -63,22 +56,22 @@ class LeaseDemand(msgspec.Struct, frozen=True):
     """1 for an active shard, 0 for one that is paused or stopped."""
     movable: bool = True
     """False for a while after a move, so that members with different views cannot pass a lease back and forth."""
-    takers: tuple[str, ...] | None = None
-    """The members that may hold it, sorted: those that read its stream. None: all."""
+    takers: tuple[str, ...] = ()
+    """The members that may hold it, sorted: those that read its stream."""
 
 
-def balance(members: Iterable[MemberCapacity], demands: Iterable[LeaseDemand]) -> dict[LeaseKey, str]:
-    """The desired owner of each lease. A lease that no member has room for is absent."""
-    members = sorted(members, key=lambda member: member.member_id)
-    everybody = tuple(member.member_id for member in members)
+def balance(limits: Mapping[str, int | None], demands: Iterable[LeaseDemand]) -> dict[LeaseKey, str]:
+    """The desired owner of each lease. A lease that no member has room for is absent. `limits` has the `shards_max` of
+    each live member that is not draining.
+    """
     groups: dict[tuple[str, ...], list[LeaseDemand]] = {}
     for demand in sorted(demands, key=lambda demand: demand.key):
-        groups.setdefault(everybody if demand.takers is None else demand.takers, []).append(demand)
+        groups.setdefault(demand.takers, []).append(demand)
     desired: dict[LeaseKey, str] = {}
-    loads = dict.fromkeys(everybody, 0)
+    loads = dict.fromkeys(limits, 0)
     # First the leases that only few members can hold. The others then even out the loads.
     for takers in sorted(groups, key=lambda takers: (len(takers), takers)):
-        owners = _balance_group([member for member in members if member.member_id in takers], groups[takers], loads)
+        owners = _balance_group({name: limits[name] for name in takers if name in limits}, groups[takers], loads)
         desired.update(owners)
         for demand in groups[takers]:
             if (owner := owners.get(demand.key)) in loads:
@@ -87,12 +80,12 @@ def balance(members: Iterable[MemberCapacity], demands: Iterable[LeaseDemand]) -
 
 
 def _balance_group(
-    members: list[MemberCapacity], wanted: list[LeaseDemand], loads: Mapping[str, int]
+    limits: Mapping[str, int | None], wanted: list[LeaseDemand], loads: Mapping[str, int]
 ) -> dict[LeaseKey, str]:
-    """Divides leases among the members that can hold them. `loads`: how many shards of other groups
-    the plan has given each member so far.
+    """Divides leases among the members that can hold them. `loads`: how many shards of other groups the plan has given
+    each member so far.
     """
-    held: dict[str, list[LeaseDemand]] = {member.member_id: [] for member in members}
+    held: dict[str, list[LeaseDemand]] = {member_id: [] for member_id in limits}
     unassigned: list[LeaseDemand] = []
     for demand in wanted:
         if demand.owner in held:
@@ -100,7 +93,7 @@ def _balance_group(
         else:
             unassigned.append(demand)
     held_counts = {member_id: sum(demand.weight for demand in mine) for member_id, mine in held.items()}
-    shares = _shares(members, held_counts, sum(demand.weight for demand in wanted), loads)
+    shares = _shares(limits, held_counts, sum(demand.weight for demand in wanted), loads)
     desired: dict[LeaseKey, str] = {}
     room: dict[str, int] = {}
     for member_id, mine in held.items():
@@ -113,7 +106,7 @@ def _balance_group(
 
 
 def _shares(
-    members: list[MemberCapacity], held_counts: dict[str, int], total: int, loads: Mapping[str, int]
+    limits: Mapping[str, int | None], held_counts: dict[str, int], total: int, loads: Mapping[str, int]
 ) -> dict[str, int]:
     """How many active shards of a group each member should hold.
 
@@ -121,15 +114,13 @@ def _shares(
     groups that the plan has given them. The remainder goes to the members that hold the most above their share, so that
     few leases move.
     """
-    limits = {
-        member.member_id: total
-        if member.shards_max is None
-        else max(0, min(total, member.shards_max - loads[member.member_id]))
-        for member in members
+    rooms = {
+        member_id: total if limit is None else max(0, min(total, limit - loads[member_id]))
+        for member_id, limit in limits.items()
     }
 
     def filled(level: int) -> dict[str, int]:
-        return {member_id: min(limit, max(0, level - loads[member_id])) for member_id, limit in limits.items()}
+        return {member_id: min(room, max(0, level - loads[member_id])) for member_id, room in rooms.items()}
 
     low, high = 0, total + max((loads[member_id] for member_id in limits), default=0)
     while low < high:
@@ -231,7 +222,7 @@ def plan_round(
     table.plan_again_ms = now_ms + ASK_AGAIN_MS
     live = detector.live()
     demands = _demands(table, live, detector.membership_changed_ms, now_ms)
-    desired = balance((MemberCapacity(row.member_id, row.shards_max) for row in live if not row.draining), demands)
+    desired = balance({row.member_id: row.shards_max for row in live if not row.draining}, demands)
     table.unplaced = {  # leases that could run, but no member has room for them (rule S7)
         demand.key: table.unplaced.get(demand.key, now_ms)
         for demand in demands

@@ -43,9 +43,14 @@ class Driver:
     def moment(self):
         return Moment(self.now_ms, WALL_MS + self.now_ms)
 
+    def begin(self, operation, *arguments, **options):
+        """The steps of an operation that begins now."""
+        self.machine.moment = self.moment
+        return operation(*arguments, **options)
+
     def do(self, operation, *arguments, **options):
         """All steps of an operation of the machine."""
-        steps, answer = operation(*arguments, self.moment, **options), None
+        steps, answer = self.begin(operation, *arguments, **options), None
         try:
             while True:
                 action = steps.send(answer)

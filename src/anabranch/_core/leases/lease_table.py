@@ -254,7 +254,12 @@ class LeaseTable:
         self.leases[row.key] = row
         self.vanished.pop(row.key, None)
         self._void_inquiry([row.key])
-        if known is None or known.owner != row.owner or _plans_differ(known, row):
+        if (
+            known is None
+            or known.owner != row.owner
+            or known.is_finished != row.is_finished
+            or weight(known) != weight(row)
+        ):
             self.changed = True
         if known is not None and known.owner != row.owner:
             self.asked.pop(row.key, None)
@@ -372,7 +377,3 @@ class LeaseTable:
 def weight(row: LeaseRow) -> int:
     """How much a lease counts in the balance: 0 while its shard is paused or stopped."""
     return 0 if row.paused or row.stopped is not None else 1
-
-
-def _plans_differ(known: LeaseRow, row: LeaseRow) -> bool:
-    return known.is_finished != row.is_finished or weight(known) != weight(row)

@@ -26,7 +26,7 @@ checks again after its row is written:
 were written, so each owner knows what it can rely on (rule M5).
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -244,11 +244,6 @@ def is_incompatible(me: MemberRow, row: MemberRow, *, any_order: bool = False) -
 
 def settings_of(row: MemberRow) -> str:
     return f"order {row.order}; protocol {row.protocol}"
-
-
-def members_with_worker_id(worker_id: str, rows: Iterable[MemberRow]) -> list[MemberRow]:
-    """Live members of one worker. Where worker ids are exclusive, they are earlier runs of it, and dead (rule L17)."""
-    return [row for row in rows if row.state == "live" and row.worker_id == worker_id]
 
 
 def joined_before(row: MemberRow, other: MemberRow) -> bool:

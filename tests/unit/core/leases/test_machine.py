@@ -94,7 +94,7 @@ def test_the_shards_of_a_dead_process_are_taken_in_the_moment_of_its_seal():
     now(store.register_member(DEAD))
     now(store.take_lease(KEY, DEAD.member_id, expected_owner=None, expected_version=0))
     driver = Driver(store).join()
-    steps = driver.machine.run(driver.moment)
+    steps = driver.begin(driver.machine.run)
     action = next(steps)
     while not getattr(action, "wakeable", False):
         action = steps.send(driver.perform(action))
@@ -127,7 +127,7 @@ def test_a_parent_that_is_open_in_the_store_keeps_a_planned_take_from_being_sent
     child = replace(KEY, shard_id="child")
     create(store, LeaseRow(key=child, waits_for=(KEY.shard_id,)))
     driver = Driver(store).join()
-    steps = driver.machine.round(driver.moment)
+    steps = driver.begin(driver.machine.round)
     action = next(steps)
     while action != ReadLease(KEY):
         action = steps.send(driver.perform(action))
@@ -164,7 +164,7 @@ def test_a_planned_take_is_not_sent_if_meanwhile_its_member(what):
     create(store, LeaseRow(key=KEY, waits_for=("gone",)))
     driver = Driver(store).join()
     machine = driver.machine
-    steps = machine.round(driver.moment)
+    steps = driver.begin(machine.round)
     action = next(steps)
     while not isinstance(action, ReadLease):
         action = steps.send(driver.perform(action))
@@ -220,7 +220,7 @@ def test_a_shard_that_no_worker_may_own_is_reported_once_and_so_is_its_end():
 def test_an_answer_that_comes_after_the_lease_was_lost_and_taken_again_leaves_the_new_holding_alone():
     driver = holder()
     machine, store, before = driver.machine, driver.store, driver.held[0]
-    commit = machine.write(Write(before.row, before.row.version), driver.moment)
+    commit = driver.begin(machine.write, Write(before.row, before.row.version))
     answer = driver.perform(next(commit))  # it takes effect, and its answer is late
     member_id = machine.member_id
     ended(driver)
@@ -277,7 +277,7 @@ def test_a_forked_child_is_no_member_and_writes_nothing():
     driver.machine.end("forked")
     assert not driver.machine.may_take()
     assert not driver.machine.may_start(*driver.moment)
-    steps = driver.machine.write(Write(row, row.version), driver.moment)
+    steps = driver.begin(driver.machine.write, Write(row, row.version))
     with pytest.raises(StopIteration) as outcome:
         next(steps)
     assert outcome.value.value == "lost"
@@ -307,7 +307,7 @@ def test_a_call_that_is_cancelled_counts_as_one_without_an_answer():
     driver = Driver(store).join()
     driver.round()
     assert driver.machine.may_take()
-    steps = driver.machine.ask(PollStore(), driver.moment)
+    steps = driver.begin(driver.machine.ask, PollStore())
     next(steps)
     steps.close()
     assert not driver.machine.may_take(), "until the storage is confirmed"
@@ -342,7 +342,7 @@ class StoreThatIsAway(MemoryLeaseStore):
 def test_a_registration_is_repeated_until_the_store_answers_and_counts_from_its_first_try():
     store = StoreThatIsAway()
     driver = Driver(store)
-    steps = driver.machine.join((STREAM.stream_key,), driver.moment)
+    steps = driver.begin(driver.machine.join, (STREAM.stream_key,))
     action = next(steps)
     for _ in range(20):
         action = steps.send(driver.perform(action))
@@ -391,6 +391,7 @@ def test_a_member_that_came_after_one_with_other_settings_ends():
 
 
 EARLIER = MemberRow(member_id="pod-0#1", expiry_ms=10_000, order="shard", counter=7)
+LEFT = replace(EARLIER, member_id="pod-0#0", state="left")
 NEIGHBOUR = replace(EARLIER, member_id="pod-1#1", order="key")
 
 
@@ -400,7 +401,7 @@ def states(store):
 
 def _check_fleet(store, *, is_exclusive):
     driver = Driver(store, worker_id="pod-0", order="key", is_exclusive=is_exclusive)
-    for row in (EARLIER, NEIGHBOUR):
+    for row in (EARLIER, LEFT, NEIGHBOUR):
         now(store.register_member(row))
     driver.do(driver.machine.check_fleet)
     return driver
@@ -410,7 +411,7 @@ def test_the_earlier_member_of_an_exclusive_worker_id_is_sealed_at_once_and_bloc
     store = MemoryLeaseStore()
     driver = _check_fleet(store, is_exclusive=True)
     assert driver.changes == [MemberEvicted(member_id="pod-0#1")]
-    assert states(store) == {"pod-0#1": "sealed", "pod-1#1": "live"}
+    assert states(store) == {"pod-0#0": "left", "pod-0#1": "sealed", "pod-1#1": "live"}
     assert driver.now_ms == 0
 
 
@@ -637,7 +638,7 @@ def test_an_answer_of_another_storage_fences_everything_in_the_same_step(operati
     driver = holder(CountedIdentity())
     driver.store.storage = "second"
     if operation == "round":
-        steps = driver.machine.round(driver.moment)
+        steps = driver.begin(driver.machine.round)
         steps.send(driver.perform(next(steps)))
     else:
         driver.beat()
@@ -758,7 +759,7 @@ def test_workers_that_begin_a_stream_together_share_the_creation_of_its_leases()
     drivers = [Driver(store) for _ in range(10)]
     for number, driver in enumerate(drivers):
         driver.machine._entropy.seed(number)
-    running = {driver: (driver.machine.begin_stream(proposal, driver.moment), None) for driver in drivers}
+    running = {driver: (driver.begin(driver.machine.begin_stream, proposal), None) for driver in drivers}
     created = 0
     while running:
         for driver, (steps, answer) in list(running.items()):
@@ -785,7 +786,7 @@ def test_a_worker_that_was_suspended_before_it_creates_a_root_lease_checks_again
     late, other = Driver(store), Driver(store)
 
     def begin(driver):
-        steps, answer = driver.machine.begin_stream(proposal, driver.moment), None
+        steps, answer = driver.begin(driver.machine.begin_stream, proposal), None
         while True:
             try:
                 action = steps.send(answer)
@@ -814,7 +815,7 @@ def test_a_row_that_is_gone_is_not_created_again_by_a_member_that_lost_the_lease
     (holding,) = driver.held
     machine, row = driver.machine, holding.row
     forget(driver.store, LeaseRow)  # the next owner finished the shard, and its row was cleaned up
-    steps, answer, asked = machine.write(Write(row, row.version), driver.moment), None, []
+    steps, answer, asked = driver.begin(machine.write, Write(row, row.version)), None, []
     with pytest.raises(StopIteration) as done:  # noqa: PT012 -- the step that ends it is any of them
         while True:
             action = steps.send(answer)

@@ -79,7 +79,7 @@ from anabranch.errors import (
     UsageError,
 )
 from anabranch.stores.row_codec import CODECS, parse_timestamp, timestamp
-from anabranch.stores.row_store import Kind, Row, requested
+from anabranch.stores.row_store import Kind, Row, requested, write_all
 
 _log = logging.getLogger(__name__)
 
@@ -88,7 +88,6 @@ _CHECKPOINT_SECONDS: Final = 10.0
 """Each commit of a shard costs a write."""
 _LEASE_PARTITIONS: Final = 1
 """How many partition keys the leases of an application are spread over."""
-_DELETED_TOGETHER_MAX: Final = 16
 
 R = TypeVar("R", bound=Row)
 T = TypeVar("T")
@@ -722,12 +721,8 @@ class DynamoDbLeaseStore(LeaseStore):
         )
         for partition, prefix in places:
             keys = [ItemKey(partition, str(item["SK"])) for item in await self.table.query(partition, prefix)]
-            for first in range(0, len(keys), _DELETED_TOGETHER_MAX):
-                is_deleted = True
-                writes = [ItemWrite(key) for key in keys[first : first + _DELETED_TOGETHER_MAX]]
-                for outcome in await asyncio.gather(*map(self.table.delete, writes), return_exceptions=True):
-                    if isinstance(outcome, BaseException):
-                        raise outcome
+            await write_all([ItemWrite(key) for key in keys], self.table.delete)
+            is_deleted = is_deleted or bool(keys)
         await self.table.delete(ItemWrite(record))
         return is_deleted
 

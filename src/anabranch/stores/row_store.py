@@ -7,8 +7,9 @@ The application's row is stored under the application's name. Every other row is
 that this handle opened. So a write that was delayed lands under the old `app_id`, which nobody reads (rule R0).
 """
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
@@ -329,6 +330,7 @@ class RowLeaseStore(LeaseStore, ABC):
 
 _DELETED: tuple[Kind, ...] = ("member", "status", "stream", "lease", "command")
 _DELETED_TOGETHER_MAX = 100
+_WRITTEN_TOGETHER_MAX = 16
 
 
 def _name(row: Row) -> tuple[str | int, ...]:
@@ -362,6 +364,15 @@ KINDS: dict[type[Row], Kind] = {
 
 def _member(stored: Sequence[Row | None]) -> MemberRow | None:
     return cast("MemberRow | None", stored[0])
+
+
+async def write_all(rows: Sequence[T], write: Callable[[T], Awaitable[object]]) -> None:
+    """Performs a few writes at a time. Raises the first error, after all writes of its group have ended."""
+    for first in range(0, len(rows), _WRITTEN_TOGETHER_MAX):
+        writes = map(write, rows[first : first + _WRITTEN_TOGETHER_MAX])
+        for outcome in await asyncio.gather(*writes, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
 
 
 def requested(row: ControlRow) -> tuple[int, str]:

@@ -177,7 +177,7 @@ class Table:
 
     def _place(self, place: RowKey | Scope) -> tuple[Any, ...]:
         name = place.name if isinstance(place, RowKey) else ()
-        return (place.app,) if self._is_of_apps else (place.app, place.app_id, *name)
+        return (place.app, place.app_id, *name)[: self._key_width]
 
     def _row(self, found: tuple[Any, ...]) -> Any:
         *values, extra = found if self._is_of_apps else found[2:]

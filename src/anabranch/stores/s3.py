@@ -14,8 +14,8 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, cast
+from collections.abc import Awaitable, Sequence
+from typing import Any, Final, TypeVar, cast
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -51,6 +51,8 @@ from anabranch.stores.row_codec import decode_row, encode_row, timestamp
 from anabranch.stores.row_store import Changed, Found, Kind, Row, RowKey, RowLeaseStore, Scope, Update, key_of
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _SAVED_EVERY_SECONDS: Final = 60.0
 _CLOSE_SECONDS_MAX: Final = 5.0
@@ -274,9 +276,8 @@ class S3LeaseStore(RowLeaseStore):
             return True
 
     async def applications(self) -> list[str]:
-        with self._translated():
-            names = await self._objects.folders(self._above)
-            found = [name for name in names if await self._objects.etag(f"{self._above}{name}/{_OBJECT}") is not None]
+        names = await self._answer(self._objects.folders(self._above))
+        found = [name for name in names if await self._stored_etag(f"{self._above}{name}/") is not None]
         return sorted(unquote(name) for name in found)
 
     async def check_conditions(self) -> None:
@@ -284,8 +285,7 @@ class S3LeaseStore(RowLeaseStore):
         overwrite it. If a check is cancelled, the next one continues it, so that it also ends on a slow link.
         """
         for replaces in _PROBE_WRITES[self._probes_answered :]:
-            with self._translated():
-                etag = await self._objects.put(self._folder + _PROBE, b"{}", replaces=replaces)
+            etag = await self._answer(self._objects.put(self._folder + _PROBE, b"{}", replaces=replaces))
             if etag is not None and self._probes_answered > 0:
                 raise LeaseStoreInvalidError(
                     f"the server of {self} ignores If-Match and If-None-Match, so two workers could not notice "
@@ -306,8 +306,7 @@ class S3LeaseStore(RowLeaseStore):
         """The rows as they are stored now. While new leases wait for their save, the rows are kept."""
         if self._has_new_leases and not self._is_unsure:
             return
-        with self._translated():
-            stored = await self._objects.get(self._folder + _OBJECT)
+        stored = await self._answer(self._objects.get(self._folder + _OBJECT))
         document, places = (None, {}) if stored is None else self._decode(stored.body)
         before, self._etag = self._etag, None if stored is None else stored.etag
         self._is_unsure = False
@@ -332,8 +331,7 @@ class S3LeaseStore(RowLeaseStore):
         body = self._encode(by or self._joined or "")
         self._has_unsaved = False
         try:
-            with self._translated():
-                etag = await self._objects.put(self._folder + _OBJECT, body, replaces=self._etag)
+            etag = await self._answer(self._objects.put(self._folder + _OBJECT, body, replaces=self._etag))
         except BaseException:
             self._has_unsaved = self._is_unsure = True
             raise
@@ -355,13 +353,8 @@ class S3LeaseStore(RowLeaseStore):
         async with self._turn:
             while True:
                 began = _now()
-                if self._is_unsure:
+                if self._is_unsure or (not self._has_unsaved and await self._stored_etag(self._folder) != self._etag):
                     await self._read_back()
-                elif not self._has_unsaved:
-                    with self._translated():
-                        is_own = await self._objects.etag(self._folder + _OBJECT) == self._etag
-                    if not is_own:
-                        await self._read_back()
                 if self._end_error is not None or not self._rows.places:
                     return
                 if not self._has_unsaved:
@@ -371,14 +364,16 @@ class S3LeaseStore(RowLeaseStore):
                     self._saved_at = self._confirmed_at = began
                     return
 
+    async def _stored_etag(self, folder: str) -> str | None:
+        return await self._answer(self._objects.etag(folder + _OBJECT))
+
     async def _read_back(self) -> None:
         """Finds out whose object is there: ours, from a write whose answer was lost, or that of another writer."""
-        with self._translated():
-            stored = await self._objects.get(self._folder + _OBJECT)
-            if stored is None:
-                self._rows.places = {}  # as every reader sees: the application is gone
-                return
-            document, _ = self._decode(stored.body)
+        stored = await self._answer(self._objects.get(self._folder + _OBJECT))
+        if stored is None:
+            self._rows.places = {}  # as every reader sees: the application is gone
+            return
+        document, _ = self._decode(stored.body)
         if (number := self._own_number(document)) is not None:
             self._etag, self._written, self._is_unsure = stored.etag, number, False
             return
@@ -438,10 +433,10 @@ class S3LeaseStore(RowLeaseStore):
             ) from error
         return document, places
 
-    @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
+    async def _answer(self, call: Awaitable[T]) -> T:
+        """The answer of S3. Errors of AWS become those of a lease store."""
         try:
-            yield
+            return await call
         except (LeaseError, UsageError):
             raise
         except AnabranchError as error:

@@ -27,7 +27,6 @@ from anabranch._core.leases.heartbeat import HeartbeatState
 from anabranch._core.leases.machine import (
     CommandsSeen,
     Ended,
-    HandOffRequested,
     Held,
     Joined,
     LeaseMachine,
@@ -35,7 +34,7 @@ from anabranch._core.leases.machine import (
     MemberProfile,
     ReportChanged,
 )
-from anabranch._core.leases.plan import Write, Written
+from anabranch._core.leases.plan import Drain, Write, Written
 from anabranch._core.leases.store_calls import Description, Moment, NoAnswer, Steps, StoreCall
 from anabranch._core.leases.timing import LeaseTiming
 from anabranch._core.shards import lifecycle
@@ -337,7 +336,7 @@ class Fleet:
     _group: asyncio.TaskGroup
     _: KW_ONLY
     stall_limit_ms: int
-    on_change: Callable[[Held | Lost | HandOffRequested | CommandsSeen], None]
+    on_change: Callable[[Held | Lost | Drain | CommandsSeen], None]
     """Called in the step in which a lease is taken, lost or requested."""
     on_status: Callable[[], None]
     """Called after each answered heartbeat: the fence may have moved."""
@@ -596,7 +595,7 @@ class Fleet:
     def _pass_on(self) -> None:
         for change in self._machine.take_changes():
             match change:
-                case Held() | Lost() | HandOffRequested() | CommandsSeen():
+                case Held() | Lost() | Drain() | CommandsSeen():
                     self.on_change(change)
                 case Joined():
                     self._start_heartbeats(change.heartbeat)

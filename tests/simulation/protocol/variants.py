@@ -251,8 +251,8 @@ class HeartbeatThatSignals(HeartbeatState):
 
     is_fenced = True
 
-    def registered(self, row, storage):
-        super().registered(row, storage)
+    def registered(self, row, storage, began):
+        super().registered(row, storage, began)
         self.is_fenced = False
 
     def run(self, moment):

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from anabranch._core.leases.lease_table import Holding
 from anabranch._core.leases.machine import (
     Ended,
-    HandOffRequested,
     Held,
     Joined,
     LeaseMachine,
@@ -24,7 +23,7 @@ from anabranch._core.leases.machine import (
     MemberProfile,
     ReportChanged,
 )
-from anabranch._core.leases.plan import Write
+from anabranch._core.leases.plan import Drain, Write
 from anabranch._core.leases.store_calls import (
     Action,
     Answer,
@@ -261,7 +260,7 @@ class Worker:
                     self.readers[change.holding.row.key] = self._reader_class(self, change.holding)
                 case Lost():
                     self.readers.pop(change.key, None)
-                case HandOffRequested():
+                case Drain():
                     self.readers[change.request.key].drain()
                 case Joined():
                     steps = change.heartbeat.run(self._moment())

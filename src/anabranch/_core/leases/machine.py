@@ -56,7 +56,6 @@ from anabranch._model.leases import (
     AppRow,
     Conflict,
     ControlRow,
-    HandOffRequest,
     HeartbeatWrite,
     LeaseKey,
     LeaseRow,
@@ -123,12 +122,6 @@ class Lost(msgspec.Struct, frozen=True):
         return self.reason in {"finished", "given", "released"}
 
 
-class HandOffRequested(msgspec.Struct, frozen=True):
-    """Drain this lease, then transfer it."""
-
-    request: HandOffRequest
-
-
 class Joined(msgspec.Struct, frozen=True):
     """Send the heartbeats of this member."""
 
@@ -149,7 +142,7 @@ class CommandsSeen(msgspec.Struct, frozen=True):
     commands: tuple[ControlRow, ...]
 
 
-Change = Held | Lost | HandOffRequested | Joined | Ended | ReportChanged | CommandsSeen | Event
+Change = Held | Lost | Drain | Joined | Ended | ReportChanged | CommandsSeen | Event
 
 
 def lease_row_deleted(row: LeaseRow, *, repeats: bool) -> LeaseRowDeleted:
@@ -213,9 +206,7 @@ class LeaseMachine(StoreDialogue):
         return self.heartbeat.gate.allows(now_ms, wall_ms) and not self.table.rolled_back
 
     def is_read_by_others(self, row: LeaseRow, now_ms: int) -> bool:
-        """Whether another process holds this lease and sends heartbeats. The last heartbeats of the members that this
-        process was before may be recent too, but nobody reads their shards.
-        """
+        """Whether another process holds this lease and sends heartbeats. Earlier members of this one do not count."""
         owner = row.owner
         return owner is not None and owner not in self._earlier_ids and self.detector.is_heartbeating(owner, now_ms)
 
@@ -290,9 +281,8 @@ class LeaseMachine(StoreDialogue):
 
     def _join(self) -> Steps[None]:
         self._become_new_member()
-        heartbeat, tries = self.heartbeat, 0
+        heartbeat, began, tries = self.heartbeat, self.moment, 0
         while True:
-            heartbeat.begin_registration(*self.moment)
             storage = yield from self.ask(calls.ReadIncarnation())
             row = storage if isinstance(storage, NoAnswer) else (yield from self.ask(calls.RegisterMember(self._me)))
             if not isinstance(storage, NoAnswer) and not isinstance(row, NoAnswer):
@@ -301,7 +291,7 @@ class LeaseMachine(StoreDialogue):
             self._report_unanswered(tries)
             yield from self._wait(self.timing.call_deadline_ms)
         assert isinstance(row, MemberRow)
-        heartbeat.registered(row, storage)
+        heartbeat.registered(row, storage, began)
         try:
             # Before the first heartbeat, which confirms the membership.
             yield from self._be_admitted()
@@ -404,9 +394,7 @@ class LeaseMachine(StoreDialogue):
         return self.ending is None
 
     def _read_all(self, looks: Collection[str]) -> Steps[bool]:
-        """Reads all leases, and answers the requests to look at the own ones. False if an answer is missing, or another
-        storage gave it.
-        """
+        """Reads all leases, which answers the requests `looks`. False: no answer, or one from another storage."""
         table = self.table
         failures, held = self._failure_count, {key: holding.row.version for key, holding in table.held.items()}
         leases = yield from self.ask(calls.ReadLeases())
@@ -442,9 +430,7 @@ class LeaseMachine(StoreDialogue):
         return [name for name in wanted if name.startswith(LOOK_PREFIX) and name not in self.table.answered]
 
     def _write_missing(self, held: Mapping[LeaseKey, int], rows: Sequence[LeaseRow]) -> Steps[bool]:
-        """Held leases without a row: a write restores the row, or shows that it is there. False: it is not clear yet
-        whether each of them has a row.
-        """
+        """Writes held leases that have no row: that restores it, or shows it. False: some are not clear yet."""
         present, is_clear = {row.key for row in rows}, True
         for key, version in held.items():
             holding = self.table.held.get(key)
@@ -519,7 +505,7 @@ class LeaseMachine(StoreDialogue):
             case Drain():
                 holding = self.table.held.get(step.request.key)
                 if holding is not None and holding.request == step.request:  # it may have been lost since the plan
-                    self._changes.append(HandOffRequested(step.request))
+                    self._changes.append(step)
             case Write():
                 if step.row.key not in self._writing:
                     yield from self.write(step)
@@ -614,9 +600,7 @@ class LeaseMachine(StoreDialogue):
         return not isinstance(incarnation, NoAnswer) and self._accept_storage(incarnation, failures)
 
     def _accept_storage(self, incarnation: str, failures: int) -> bool:
-        """An answer came from this storage. False if it is not the one known so far. `failures` is the count of failed
-        calls before this call.
-        """
+        """Compares the identity in an answer with the known one. `failures`: how many calls failed before that call."""
         if self._incarnation is not None and incarnation != self._incarnation:
             self.table.rolled_back = True
             return False
@@ -654,7 +638,7 @@ class LeaseMachine(StoreDialogue):
     # leases
 
     def may_take(self) -> bool:
-        """Not while fenced or leaving, nor while a roll-back of the store is waited out or may just have happened."""
+        """Whether this member may take leases: not while it is fenced or leaves, nor soon after a rollback."""
         if self.draining or not self._is_sure_of_storage or self.moment.now_ms < self._no_takes_before_ms:
             return False
         return self.may_start(*self.moment)
@@ -667,7 +651,7 @@ class LeaseMachine(StoreDialogue):
             return
         answer = yield from self.ask(replace(step, epoch_floor=floor))
         if step.member_id == self.member_id:  # else the lease, if it was taken, is that of a member that has ended
-            apply_take(self.table, step, None if isinstance(answer, NoAnswer) else answer, self.moment.now_ms)
+            apply_take(self.table, step, answer, self.moment.now_ms)
             self._follow()
 
     def _epoch_floor(self, key: LeaseKey) -> Steps[int | None]:
@@ -721,7 +705,7 @@ class LeaseMachine(StoreDialogue):
             return "lost"  # an answer to an earlier holding says nothing about the one that there is now
         if isinstance(answer, NoAnswer) and holding.state == "transferring":
             holding.is_transfer_unknown = True
-        outcome = apply_write(self.table, step, None if isinstance(answer, NoAnswer) else answer, self.moment.now_ms)
+        outcome = apply_write(self.table, step, answer, self.moment.now_ms)
         self._follow_one(step.row.key)  # following all leases after each commit would be quadratic
         return outcome
 
@@ -749,8 +733,8 @@ class LeaseMachine(StoreDialogue):
         return row
 
     def find_unheld(self, keys: Collection[LeaseKey]) -> Steps[Collection[LeaseKey]]:
-        """Those of some leases without a row that no live member holds. Asks each member to look at its own leases:
-        call it again until all have answered. Then answers to takes are waited out that may still be under way.
+        """Returns those of `keys`, leases without a row, that no live member holds. Asks each member to look at its own
+        leases: call it again until all have answered. Then it waits for takes that may still be under way.
         """
         poll = yield from self.ask(calls.PollStore())
         if isinstance(poll, NoAnswer):
@@ -802,9 +786,7 @@ class LeaseMachine(StoreDialogue):
         return is_there and self.ending is None and self.may_start(*self.moment)
 
     def transfer(self, key: LeaseKey, final: LeaseRow | None) -> Steps[Written]:
-        """Gives a drained lease to the member that requested it, or releases it. `final` has the last checkpoint. Each
-        round and each commit repeats the write until the store answers.
-        """
+        """Gives a drained lease to its requester, or releases it. Each round and commit repeats it until answered."""
         version = self.table.held[key].row.version
         outcome = yield from self.write(Write(self.table.transfer(key, final), version))
         if outcome == "written":
@@ -829,13 +811,13 @@ class LeaseMachine(StoreDialogue):
         return None if isinstance(answer, NoAnswer) else answer
 
     def give_unreadable(self, key: LeaseKey, moment: Moment) -> None:
-        """This member could not read the shard for long. Another may be able to (rule U7)."""
+        """This member has failed to read the shard for a long time. Another may be able to read it (rule U7)."""
         self.moment = moment
         request = give_unreadable(self.table, self.detector, key, moment.now_ms)
         if request is not None:
             self.table.not_wanted_until[key] = moment.now_ms + NOT_WANTED_MS
             self.table.drain(request)
-            self._changes.append(HandOffRequested(request))
+            self._changes.append(Drain(request))
 
     def observe_lease(self, row: LeaseRow, moment: Moment) -> None:
         """A row that was created or read outside of a round."""

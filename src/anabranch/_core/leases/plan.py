@@ -8,7 +8,7 @@ A hand-off needs both sides: the requester's plan must give it the lease, and th
 and the requester one of its leases. So a donor never drops below its share.
 
 Losing a race is an outcome, not an error: another member took the lease first, or the answer to an earlier write was
-lost. No answer (`None`) is an outcome too: the write may have taken effect, or may still do so.
+lost. No answer is an outcome too: the write may have taken effect, or may still do so.
 
 `balance` says which member should hold which lease: a pure function of the members and the current owners. Every member
 computes it from the same rows and performs only its own part, so no leader is needed. The laws, each with a test:
@@ -31,7 +31,7 @@ import msgspec
 
 from anabranch._core.leases.lease_table import MOVE_COOL_DOWN_MS, LeaseTable, weight
 from anabranch._core.leases.members import FailureDetector
-from anabranch._core.leases.store_calls import DeleteMember, RequestHandOff, Seal, TakeLease
+from anabranch._core.leases.store_calls import DeleteMember, NoAnswer, RequestHandOff, Seal, TakeLease
 from anabranch._core.shards import lifecycle
 from anabranch._model.leases import (
     REQUESTS_MAX,
@@ -61,9 +61,7 @@ class LeaseDemand(msgspec.Struct, frozen=True):
 
 
 def balance(limits: Mapping[str, int | None], demands: Iterable[LeaseDemand]) -> dict[LeaseKey, str]:
-    """The desired owner of each lease. A lease that no member has room for is absent. `limits` has the `shards_max` of
-    each live member that is not draining.
-    """
+    """The desired owner of each lease for which a member has room. `limits`: `shards_max` of each member that stays."""
     groups: dict[tuple[str, ...], list[LeaseDemand]] = {}
     for demand in sorted(demands, key=lambda demand: demand.key):
         groups.setdefault(demand.takers, []).append(demand)
@@ -82,9 +80,7 @@ def balance(limits: Mapping[str, int | None], demands: Iterable[LeaseDemand]) ->
 def _balance_group(
     limits: Mapping[str, int | None], wanted: list[LeaseDemand], loads: Mapping[str, int]
 ) -> dict[LeaseKey, str]:
-    """Divides leases among the members that can hold them. `loads`: how many shards of other groups the plan has given
-    each member so far.
-    """
+    """`loads`: how many shards of other groups the plan has given each member so far."""
     held: dict[str, list[LeaseDemand]] = {member_id: [] for member_id in limits}
     unassigned: list[LeaseDemand] = []
     for demand in wanted:
@@ -169,7 +165,7 @@ def _assign(unassigned: list[LeaseDemand], room: dict[str, int], desired: dict[L
 
 
 class Drain(msgspec.Struct, frozen=True):
-    """Start no more records of a requested lease and finish the running ones, to give it away."""
+    """Start no more records of a requested lease and finish the running ones, then transfer it."""
 
     request: HandOffRequest
 
@@ -266,9 +262,7 @@ def _demands(table: LeaseTable, live: list[MemberRow], changed_ms: int, now_ms: 
 
 
 def _takers(live: list[MemberRow], stream_key: str) -> tuple[str, ...]:
-    """The members that may get leases of a stream: those that read it. Draining members get nothing. Nor do members
-    that cannot read, while others can.
-    """
+    """The members that may get leases of a stream: they read it, do not drain, and can read, unless none can."""
     staying = [row for row in live if not row.draining and row.reads(stream_key)]
     healthy = [row for row in staying if row.reads_healthy]
     return tuple(row.member_id for row in healthy or staying)
@@ -388,8 +382,8 @@ def apply_seal(table: LeaseTable, detector: FailureDetector, row: MemberRow | No
         table.read_again()
 
 
-def apply_take(table: LeaseTable, step: TakeLease, answer: LeaseRow | Conflict | None, now_ms: int) -> None:
-    if answer is None:
+def apply_take(table: LeaseTable, step: TakeLease, answer: LeaseRow | Conflict | NoAnswer, now_ms: int) -> None:
+    if isinstance(answer, NoAnswer):
         table.expect_late_take(step.key, now_ms)
         return
     row = answer.row if isinstance(answer, Conflict) else answer
@@ -402,11 +396,11 @@ def apply_take(table: LeaseTable, step: TakeLease, answer: LeaseRow | Conflict |
         table.changed = True
 
 
-def apply_write(table: LeaseTable, step: Write, answer: LeaseRow | Conflict | None, now_ms: int) -> Written:
+def apply_write(table: LeaseTable, step: Write, answer: LeaseRow | Conflict | NoAnswer, now_ms: int) -> Written:
     key = step.row.key
     if key not in table.held:
         return "lost"
-    if answer is None:
+    if isinstance(answer, NoAnswer):
         return "unknown"
     if not isinstance(answer, Conflict):
         table.acknowledge(answer)

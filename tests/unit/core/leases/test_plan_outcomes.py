@@ -11,6 +11,7 @@ from anabranch._core.leases.plan import (
     apply_take,
     apply_write,
 )
+from anabranch._core.leases.store_calls import NoAnswer
 from anabranch._core.leases.timing import lease_timing
 from anabranch._model.leases import Conflict, HandOffRequest, LeaseKey, LeaseRow, MemberRow
 
@@ -58,7 +59,7 @@ def test_the_answer_of_a_take_that_was_adopted_meanwhile_disturbs_nothing():
 
 def test_a_take_without_an_answer_is_looked_for():
     known = table(FREE)
-    apply_take(known, TAKE, None, 1)
+    apply_take(known, TAKE, NoAnswer("away"), 1)
     known.observe_leases([FREE], 2)
     assert known.leases_to_read(3) == [KEY]
 
@@ -89,7 +90,7 @@ def test_a_gift_ends_the_holding():
 
 def test_a_write_without_an_answer_leaves_all_as_it_is():
     known = table(MINE)
-    assert apply_write(known, WRITE, None, 1) == "unknown"
+    assert apply_write(known, WRITE, NoAnswer("away"), 1) == "unknown"
     assert known.held[KEY].row is MINE
 
 

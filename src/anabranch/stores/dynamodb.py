@@ -119,9 +119,7 @@ _NOT_FIELDS: Final = frozenset(
 
 
 class _Shape(Generic[R]):
-    """How rows of one kind become items. Fields that have their default are not stored. The attributes of a newer
-    version are kept as they are.
-    """
+    """How rows of one kind become items. Fields with their default are not stored. Those of a newer version stay."""
 
     def __init__(
         self,
@@ -131,9 +129,7 @@ class _Shape(Generic[R]):
         *,
         count: str = "",
     ) -> None:
-        """`key` returns the columns `in_key`, which are not attributes of their own. `count` is the attribute of the
-        row's version.
-        """
+        """`key` reads the columns `in_key`, which have no attribute of their own. `count`: the version's attribute."""
         renamed = _RENAMED | {"count": count}
         self._codec = CODECS[kind]
         self._in_key, self._key = in_key, key

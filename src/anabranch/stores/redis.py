@@ -198,9 +198,7 @@ class _Links(PerLoop[_Link]):
 
 
 class RedisLeaseStore(RowLeaseStore):
-    """`replicas`: how many replicas must acknowledge each write. `accepts_loss`: also use a server that may lose what
-    it acknowledged.
-    """
+    """`replicas`: how many must acknowledge each write. `accepts_loss`: use a server even if it may lose writes."""
 
     def __init__(self, address: RedisAddress, app: str, *, replicas: int = 0, accepts_loss: bool = False) -> None:
         super().__init__(app)

@@ -48,9 +48,7 @@ class RowKey(NamedTuple):
     app_id: str
     """Empty for the application's own row."""
     name: tuple[str | int, ...] = ()
-    """A member or command id, a stream key; of a status: its member's id; of a lease: stream key, generation, shard
-    id.
-    """
+    """The id of a member, its status or a command; a stream key; of a lease: stream key, generation, shard id."""
 
 
 class Scope(NamedTuple):
@@ -305,9 +303,7 @@ class RowLeaseStore(LeaseStore, ABC):
     # operations on one row
 
     async def _change_row(self, key: RowKey, update: Callable[[Any], T]) -> T:
-        """Stores the row that `update` returns. If it returns something else (None, a `Conflict`), the stored row is
-        left as it is. Returns what `update` returned.
-        """
+        """Returns what `update` returns. If that is a row, stores it; None and a `Conflict` change nothing."""
 
         def write(stored: Sequence[Row | None]) -> Sequence[Row | None]:
             outcome = update(stored[0])

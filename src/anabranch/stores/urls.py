@@ -49,9 +49,7 @@ def leases_from(environ: Mapping[str, str]) -> str | None:
 
 
 def open_store(leases: str | LeaseStore, app: str, aws: Aws | None = None) -> LeaseStore:
-    """The store for `leases=`, not yet opened. An object is returned as it is. `aws` has the region and credentials of
-    a store in AWS.
-    """
+    """The store for `leases=`, not yet opened. An object is returned as it is. `aws` is for stores in AWS."""
     if not isinstance(leases, str):
         return _checked(leases)
     scheme, colon, _ = leases.partition(":")
@@ -293,9 +291,7 @@ def container_platform(environ: Mapping[str, str]) -> str | None:
 
 
 def embedded_folder(environ: Mapping[str, str]) -> Path:
-    """The folder of the embedded stores; it may not exist yet. By the XDG base directory specification, only absolute
-    paths count.
-    """
+    """The folder of the embedded stores; it may not exist yet. By the XDG specification, only absolute paths count."""
     state, home = environ.get("XDG_STATE_HOME", ""), environ.get("HOME", "")
     if state.startswith("/"):
         return Path(state) / "anabranch"

@@ -101,9 +101,7 @@ class FailureDetector:
         return row.change_count != seen.change_count or row.reads_healthy != seen.reads_healthy
 
     def observe_owners(self, owners: Collection[str], now_ms: int) -> None:
-        """The members that leases name, in an answer received now. One without a row is watched from now on; a missing
-        one that no lease names is forgotten.
-        """
+        """Watches the members that leases name, in an answer received now. Forgets missing ones that none names."""
         for member_id in owners:
             self.watch(member_id, now_ms)
         for member_id in [name for name, watch in self._watches.items() if watch.row is None and name not in owners]:
@@ -120,9 +118,7 @@ class FailureDetector:
         self._read_at_ms = None
 
     def sealable(self, now_ms: int, known_dead: Collection[str] = ()) -> list[MemberRow]:
-        """Live members whose counter has not moved for their own expiry, or whose process is known to be dead. Their
-        rows hold the counter to seal at.
-        """
+        """Live members whose counter has not moved for their own expiry, or whose process is known to be dead."""
         return [
             watch.row
             for watch in self._watches.values()
@@ -254,9 +250,7 @@ def joined_before(row: MemberRow, other: MemberRow) -> bool:
 def incompatible_members(
     me: MemberRow, detector: FailureDetector, now_ms: int, *, any_order: bool = False
 ) -> list[MemberRow]:
-    """Incompatible members whose counters moved recently. There should be none, but the store may have been rolled
-    back, or another implementation may not check.
-    """
+    """Live incompatible members. There are some only after a rollback, or if another implementation does not check."""
     return [
         row
         for row in detector.live()

@@ -113,9 +113,7 @@ def _reasons(shards: Sequence[ShardStatus]) -> Reasons:
 
 
 def _worst(shards: Sequence[ShardStatus]) -> tuple[ShardStatus, ...]:
-    """As many as fit, and always the one that is furthest behind: the application's lag is read from it. Reasons can be
-    long.
-    """
+    """As many as fit, and always the one furthest behind: the application's lag is read from it."""
     kept: list[ShardStatus] = []
     room = SHARDS_BYTES_MAX
     furthest = max(shards, key=lambda shard: shard.lag_ms or 0, default=None)
@@ -132,9 +130,7 @@ def _worst(shards: Sequence[ShardStatus]) -> tuple[ShardStatus, ...]:
 
 
 def shards_json(shards: Sequence[ShardStatus]) -> str:
-    """The shards of a status row as stores keep them. The texts of reasons are left out if they do not fit: they are
-    only for readers of another version, which do not know the reason.
-    """
+    """As stores keep them. Texts are for versions that do not know the reason, and are left out if they do not fit."""
     whole = [msgspec.to_builtins(shard) for shard in shards]
     kept = whole if _stored_bytes(whole) <= SHARDS_BYTES_MAX else [_without_text(shard) for shard in shards]
     return msgspec.json.encode(kept).decode()

@@ -343,13 +343,14 @@ class LeaseTable:
         holding.state, holding.request = "held", None
         holding.kept_until_ms = now_ms + MOVE_COOL_DOWN_MS
 
-    def transfer(self, key: LeaseKey, final: LeaseRow | None = None) -> LeaseRow:
-        """Give a drained lease to its requester, or release it: no record of it starts any more. `final`: its last row."""
+    def transfer(self, key: LeaseKey, final: LeaseRow) -> LeaseRow:
+        """Gives a drained lease to its requester, or releases it, with the checkpoint of `final`. From now on, none of
+        its records is started.
+        """
         holding = self.held[key]
         owner = None if holding.request is None else holding.request.requester
-        row = holding.row if final is None else final
         # A gift replaces a take, so the epoch grows: the new owner needs a higher fence token.
-        holding.pending_transfer = replace(row, owner=owner, epoch=row.epoch + (owner is not None))
+        holding.pending_transfer = replace(final, owner=owner, epoch=final.epoch + (owner is not None))
         holding.state = "transferring"
         return holding.pending_transfer
 

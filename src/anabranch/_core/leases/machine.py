@@ -36,8 +36,6 @@ from anabranch._core.leases.plan import (
     Step,
     Write,
     Written,
-    apply_lease,
-    apply_leases,
     apply_members,
     apply_seal,
     apply_take,
@@ -408,7 +406,9 @@ class LeaseMachine(StoreDialogue):
             table.rolled_back = True
         if not (yield from self._is_same_storage()):
             return False
-        apply_leases(table, self.detector, leases, self.moment.now_ms)
+        table.observe_leases(leases, self.moment.now_ms)
+        owners = dict.fromkeys(row.owner for row in leases if row.owner is not None)
+        self.detector.observe_owners(owners, self.moment.now_ms)
         if (yield from self._write_missing(held, leases)):
             table.answered |= dict.fromkeys(looks)
         return True
@@ -455,7 +455,9 @@ class LeaseMachine(StoreDialogue):
         if rows and not (yield from self._is_same_storage()):
             return False
         for key, row in rows.items():
-            apply_lease(self.table, self.detector, key, row, self.moment.now_ms)
+            self.table.observe_read(key, row, self.moment.now_ms)
+            if row is not None and row.owner is not None:
+                self.detector.watch(row.owner, self.moment.now_ms)
         return True
 
     def _compare_counter(self, members: Collection[MemberRow], acknowledged: MemberRow) -> None:
@@ -785,7 +787,7 @@ class LeaseMachine(StoreDialogue):
         is_there = any(row.member_id == self.member_id and row.state == "live" for row in poll.members)
         return is_there and self.ending is None and self.may_start(*self.moment)
 
-    def transfer(self, key: LeaseKey, final: LeaseRow | None) -> Steps[Written]:
+    def transfer(self, key: LeaseKey, final: LeaseRow) -> Steps[Written]:
         """Gives a drained lease to its requester, or releases it. Each round and commit repeats it until answered."""
         version = self.table.held[key].row.version
         outcome = yield from self.write(Write(self.table.transfer(key, final), version))

@@ -138,9 +138,7 @@ def _split_surplus(mine: list[LeaseDemand], share: int) -> tuple[list[LeaseDeman
     kept, surplus = [], []
     count = 0
     for demand in sorted(mine, key=lambda demand: demand.movable):
-        if demand.weight == 0:
-            kept.append(demand)
-        elif not demand.movable or count < share:
+        if demand.weight == 0 or not demand.movable or count < share:
             kept.append(demand)
             count += demand.weight
         else:
@@ -360,19 +358,6 @@ def apply_members(table: LeaseTable, detector: FailureDetector, rows: Sequence[M
             table.observe_changes(row)
     if detector.ended_count != ended_count:
         table.read_again()  # its row may not list its last changes
-
-
-def apply_leases(table: LeaseTable, detector: FailureDetector, rows: Sequence[LeaseRow], now_ms: int) -> None:
-    """`rows` are all unfinished leases."""
-    table.observe_leases(rows, now_ms)
-    detector.observe_owners(dict.fromkeys(row.owner for row in rows if row.owner is not None), now_ms)
-
-
-def apply_lease(table: LeaseTable, detector: FailureDetector, key: LeaseKey, row: LeaseRow | None, now_ms: int) -> None:
-    """`row` was read by its key; None if there is none."""
-    table.observe_read(key, row, now_ms)
-    if row is not None and row.owner is not None:
-        detector.watch(row.owner, now_ms)
 
 
 def apply_seal(table: LeaseTable, detector: FailureDetector, row: MemberRow | None, now_ms: int) -> None:

@@ -103,6 +103,17 @@ def test_the_shards_of_a_dead_process_are_taken_in_the_moment_of_its_seal():
     assert [holding.row.key for holding in driver.held] == [KEY], "before the first wait"
 
 
+def test_a_lease_whose_owner_has_no_row_is_taken_after_an_expiry():
+    store = MemoryLeaseStore()
+    driver = Driver(store).join()
+    now(store.create_lease(LeaseRow(key=KEY, owner="gone#1")))
+    while not driver.held:
+        driver.beat()
+        driver.round()
+        driver.now_ms += 1_000
+    assert driver.machine.timing.expiry_ms <= driver.now_ms <= driver.machine.timing.expiry_ms + 2_000
+
+
 def test_every_take_goes_above_the_epochs_that_a_store_has_forgotten():
     store = MemoryLeaseStore()
     create(store)
@@ -253,7 +264,7 @@ class StoreThatAcceptsNoWrite(MemoryLeaseStore):
 def test_a_gift_that_got_no_answer_before_its_giver_was_sealed_is_a_loss():
     driver = holder(StoreThatAcceptsNoWrite())
     driver.machine.table.drain(HandOffRequest(KEY, "b#1"))
-    assert driver.do(driver.machine.transfer, KEY, None) == "unknown"
+    assert driver.do(driver.machine.transfer, KEY, driver.held[-1].row) == "unknown"
     ended(driver)
     driver.round()
     assert driver.lost == ["member_ended"]
@@ -263,7 +274,7 @@ def test_a_gift_without_an_answer_is_repeated_in_each_round_and_nothing_is_start
     driver = holder(StoreThatAcceptsNoWrite())
     machine = driver.machine
     machine.table.drain(HandOffRequest(KEY, "b#1"))
-    driver.do(machine.transfer, KEY, None)
+    driver.do(machine.transfer, KEY, driver.held[-1].row)
     assert machine.table.held[KEY].state == "transferring"
     driver.store.__class__ = MemoryLeaseStore
     driver.round()

@@ -541,11 +541,7 @@ class Fleet:
 
     async def create_lease(self, row: LeaseRow, *, member_id: str) -> LeaseRow | None:
         """`member_id` planned it. None: it was not created, or there was no answer."""
-        created = await self._drive(self._machine.create_lease(row, member_id))
-        if created is not None:
-            self._machine.observe_lease(created, moment_of(self._clock))
-            self._pass_on()
-        return created
+        return await self._drive(self._machine.create_lease(row, member_id))
 
     async def find_unheld(self, keys: Collection[LeaseKey]) -> Collection[LeaseKey]:
         """Those of the leases that no live member holds. Asks all members: call it again until they have answered."""

@@ -170,7 +170,7 @@ class LeaseMachine(StoreDialogue):
         self._status = StatusReporter("")
         self._reads_healthy = True
         self._ending: Ending | None = None
-        """How this side ended its member. The heartbeats' side publishes its own."""
+        """How the machine ended its member. The heartbeats publish an ending that they saw."""
         self._followed: dict[LeaseKey, Holding] = {}
         """The holdings that were handed out as `Held`."""
         self._writing: dict[LeaseKey, None] = {}
@@ -688,7 +688,7 @@ class LeaseMachine(StoreDialogue):
                 continue
             limit = self.profile.shards_max
             if self.may_take() and (limit is None or self.table.load < limit):
-                self.observe_lease(row, self.moment)
+                self.observe_lease(row)
                 yield from self._take(calls.TakeLease(row.key, self.member_id, row.owner, row.version))
 
     def write(self, step: Write) -> Steps[Written]:
@@ -810,7 +810,10 @@ class LeaseMachine(StoreDialogue):
             return None
         answer = yield from self.ask(calls.CreateLease(row))
         self.table.report_change(row.key)  # also without an answer: it may have been created
-        return None if isinstance(answer, NoAnswer) else answer
+        if isinstance(answer, NoAnswer):
+            return None
+        self.observe_lease(answer)
+        return answer
 
     def give_unreadable(self, key: LeaseKey, moment: Moment) -> None:
         """This member has failed to read the shard for a long time. Another may be able to read it (rule U7)."""
@@ -821,10 +824,9 @@ class LeaseMachine(StoreDialogue):
             self.table.drain(request)
             self._changes.append(Drain(request))
 
-    def observe_lease(self, row: LeaseRow, moment: Moment) -> None:
+    def observe_lease(self, row: LeaseRow) -> None:
         """A row that was created or read outside of a round."""
-        self.moment = moment
-        self.table.observe_lease(row, moment.now_ms)
+        self.table.observe_lease(row, self.moment.now_ms)
         self._follow()
 
     def leave(self) -> Steps[bool]:

@@ -194,7 +194,7 @@ def test_a_planned_take_is_not_sent_if_meanwhile_its_member(what):
 def test_a_row_that_was_read_outside_of_a_round_and_names_this_member_is_worked_on_at_once():
     driver = Driver(MemoryLeaseStore()).join()
     machine = driver.machine
-    machine.observe_lease(LeaseRow(key=KEY, owner=machine.member_id, version=1), driver.moment)
+    machine.observe_lease(LeaseRow(key=KEY, owner=machine.member_id, version=1))
     driver.changes += machine.take_changes()
     assert [holding.row.key for holding in driver.held] == [KEY]
 
@@ -854,7 +854,7 @@ def test_a_member_of_a_large_fleet_waits_for_its_turn_to_read_all_leases_and_pla
     driver.machine.table.read_again()
     other = replace(KEY, shard_id="shardId-000000000001")
     now(store.create_lease(LeaseRow(key=other)))
-    driver.machine.observe_lease(LeaseRow(key=other), driver.moment)
+    driver.machine.observe_lease(LeaseRow(key=other))
     driver.round()
     assert reads_of_all(driver) == 1
     assert {holding.row.key for holding in driver.held} == {KEY, other}

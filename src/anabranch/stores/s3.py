@@ -117,7 +117,7 @@ class S3LeaseStore(RowLeaseStore):
         self._is_unsure = False
         """The answer to a write was lost: it may have taken effect, or still may."""
         self._has_new_leases = False
-        """Of a handle that has not joined: leases that are saved together with the next change."""
+        """This handle has not joined, and has created leases. They are saved together with the next change."""
         self._refused_count = 0
         self._saved_at = self._confirmed_at = 0.0
         """When the last save began, and when S3 last confirmed that the object is ours."""

@@ -42,7 +42,7 @@ class StoreDialogue:
     def __init__(self, entropy: Entropy) -> None:
         self._entropy = entropy
         self.app = AppRow(app="", app_id="", created_wall_ms=0)
-        """As it was opened."""
+        """The application's row, as it was when it was opened."""
         self.trouble: NoAnswer | None = None
         """Why the last store call had no answer; None if it had one."""
         self.moment = Moment(0, 0)
@@ -186,7 +186,7 @@ class StoreDialogue:
         return (yield from self._ask_until_answered(calls.PutStream(row)))
 
     def _confirm(self, row: StreamRow) -> Steps[StreamRow | None]:
-        """Returns None if there are no leases: we never remove all rows of a stream (rule S6)."""
+        """None if there are no leases: somebody deleted them, because a stream keeps some of its rows (rule S6)."""
         return row if (yield from self.lease_rows(row)) else None
 
     def _complete(self, row: StreamRow) -> Steps[StreamRow | None]:

@@ -286,7 +286,7 @@ class LeaseTable:
         self.report_change(key)
 
     def drop_transferred(self, key: LeaseKey) -> None:
-        """A transfer without an answer, and then no row: another member may hold the lease, and restores its row."""
+        """The transfer got no answer, and the row is gone: another member may hold the lease, and restore the row."""
         holding = self.held[key]
         if holding.pending_transfer is not None:
             self.leases[key] = holding.pending_transfer

@@ -4,8 +4,8 @@ Every member plans for itself: it seals members that missed their heartbeats, ta
 live members, and answers requests. `plan_round` returns steps, the lease machine has them performed (each is one store
 call, except `Drain`), and the `apply_*` functions update the lease table.
 
-A hand-off needs both sides: the requester's plan must give it the lease, and the donor's plan must give the lease away
-and the requester one of its leases. So a donor never drops below its share.
+A hand-off needs two plans. The requester's plan must give it the lease. The donor's plan must give the lease away, and
+give the requester at least one lease. So a donor never drops below its share.
 
 Losing a race is an outcome, not an error: another member took the lease first, or the answer to an earlier write was
 lost. No answer is an outcome too: the write may have taken effect, or may still do so.

@@ -239,8 +239,7 @@ class DynamoDbTable:
 
     async def get(self, key: ItemKey) -> Item | None:
         answer = await self.call("GetItem", {"Key": key.attributes(), "ConsistentRead": True})
-        with self._translated():
-            return from_item(answer["Item"]) if "Item" in answer else None
+        return self.decoded(answer["Item"]) if "Item" in answer else None
 
     async def query(self, partition: str, prefix: str = "") -> list[Item]:
         """All rows whose sort key has the prefix, the last ones first."""

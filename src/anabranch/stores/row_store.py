@@ -222,7 +222,7 @@ class RowLeaseStore(LeaseStore, ABC):
         await self._change_row(self._key_of(row), lambda stored: rows.write_status(stored, row))
 
     async def read_statuses(self) -> Sequence[StatusRow]:
-        return await self._scan_rows("status", StatusRow)
+        return await self._scan_rows(StatusRow)
 
     # streams
 
@@ -235,7 +235,7 @@ class RowLeaseStore(LeaseStore, ABC):
         )
 
     async def read_streams(self) -> Sequence[StreamRow]:
-        return await self._scan_rows("stream", StreamRow)
+        return await self._scan_rows(StreamRow)
 
     # leases
 
@@ -277,7 +277,7 @@ class RowLeaseStore(LeaseStore, ABC):
         return await self._change_row(self._key_of(row), lambda stored: rows.write_control(stored, row)) is not None
 
     async def read_controls(self) -> Sequence[ControlRow]:
-        return sorted(await self._scan_rows("command", ControlRow), key=requested)
+        return sorted(await self._scan_rows(ControlRow), key=requested)
 
     # keys
 
@@ -319,8 +319,8 @@ class RowLeaseStore(LeaseStore, ABC):
         changed = await self.change([key], lambda stored: [None] if may_delete(stored[0]) else stored)
         return may_delete(changed.before[0])
 
-    async def _scan_rows(self, kind: Kind, row_type: type[R]) -> list[R]:
-        found = await self.scan([Scope(kind, self.app, self._opened)])
+    async def _scan_rows(self, row_type: type[R]) -> list[R]:
+        found = await self.scan([Scope(KINDS[row_type], self.app, self._opened)])
         return sorted((row for row in found.rows if isinstance(row, row_type)), key=_name)
 
 
@@ -348,7 +348,7 @@ def key_of(row: Row, app: str, app_id: str) -> RowKey:
     return RowKey(KINDS[type(row)], app, app_id, _name(row))
 
 
-KINDS: dict[type[Row], Kind] = {
+KINDS: dict[type, Kind] = {
     AppRow: "app",
     ControlRow: "command",
     LeaseRow: "lease",

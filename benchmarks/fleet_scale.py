@@ -25,8 +25,8 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 from msgspec.structs import replace
 
-from anabranch._core.leases.machine import HandOffRequested, MemberProfile
-from anabranch._core.leases.plan import Write
+from anabranch._core.leases.machine import MemberProfile
+from anabranch._core.leases.plan import Drain, Write
 from anabranch._core.leases.store_calls import Description
 from anabranch._core.leases.timing import lease_timing
 from anabranch._engine.fleet import Fleet
@@ -159,10 +159,10 @@ class ScaleWorker:
             await asyncio.sleep(max(0.0, began + COMMITTED_EVERY_SECONDS - self._world.loop.time()))
 
     def _on_change(self, change: Any, group: asyncio.TaskGroup) -> None:
-        if isinstance(change, HandOffRequested):
+        if isinstance(change, Drain):
             group.create_task(self._give(change))
 
-    async def _give(self, change: HandOffRequested) -> None:
+    async def _give(self, change: Drain) -> None:
         assert self.fleet is not None
         holding = self.fleet._machine.table.held.get(change.request.key)
         if holding is not None:

@@ -2,7 +2,8 @@
 
 import random
 
-from anabranch._core.leases.machine import HandOffRequested, Held, LeaseMachine, Lost, MemberProfile
+from anabranch._core.leases.machine import Held, LeaseMachine, Lost, MemberProfile
+from anabranch._core.leases.plan import Drain
 from anabranch._core.leases.store_calls import Answer, Describe, Description, Moment, NoAnswer, Wait
 from anabranch._core.leases.timing import lease_timing
 from anabranch._engine.fleet import send
@@ -43,9 +44,14 @@ class Driver:
     def moment(self):
         return Moment(self.now_ms, WALL_MS + self.now_ms)
 
+    def begin(self, operation, *arguments, **options):
+        """The steps of an operation that begins now."""
+        self.machine.moment = self.moment
+        return operation(*arguments, **options)
+
     def do(self, operation, *arguments, **options):
         """All steps of an operation of the machine."""
-        steps, answer = operation(*arguments, self.moment, **options), None
+        steps, answer = self.begin(operation, *arguments, **options), None
         try:
             while True:
                 action = steps.send(answer)
@@ -98,7 +104,7 @@ class Driver:
 
     @property
     def requested(self):
-        return [change.request for change in self.changes if isinstance(change, HandOffRequested)]
+        return [change.request for change in self.changes if isinstance(change, Drain)]
 
     def events(self, kind):
         return [change for change in self.changes if isinstance(change, Event) and isinstance(change, kind)]

@@ -26,6 +26,7 @@ from seed_search import Simulation, search
 from anabranch._aws.dynamodb_client import WriteOutcome, from_item
 from anabranch._model.leases import MemberRow
 from anabranch.errors import ThrottledError, TransportError
+from anabranch.stores import dynamodb
 from anabranch.stores.dynamodb import DEFAULT_TABLE, DynamoDbLeaseStore
 from anabranch.stores.row_store import RowKey
 from anabranch.testing.world.fleet import FleetVerdict
@@ -52,7 +53,7 @@ class DynamoDbRows(HarshRows):
         row_key = _row_key(*place)
         if row_key is None or not outcome.holds:
             return outcome, None, None
-        row = None if item is None else _row(row_key, from_item(item))
+        row = None if item is None else _SHAPES[row_key.kind].row(from_item(item))
         self.change([row_key], lambda _: [row])
         return outcome, row_key, row
 
@@ -84,16 +85,7 @@ def _row_key(partition: str, sort: str) -> RowKey | None:
     return None
 
 
-def _row(key: RowKey, item: dict[str, Any]) -> Any:
-    reader = DynamoDbLeaseStore(key.app)
-    reader._app_id = key.app_id
-    read: dict[str, Callable[[Any], Any]] = {
-        "app": reader._app_row,
-        "member": reader._member_row,
-        "stream": reader._stream_row,
-        "lease": reader._lease_row,
-    }
-    return read[key.kind](item)
+_SHAPES = {"app": dynamodb._APP, "member": dynamodb._MEMBER, "stream": dynamodb._STREAM, "lease": dynamodb._LEASE}
 
 
 class SimulatedDynamoDbClient:

@@ -18,7 +18,8 @@ from anabranch._core.handling.batches import BatchLimits
 from anabranch._core.handling.failures import SkipRecord, StopShard, last_step
 from anabranch._core.handling.lanes import RecordsOneByOne
 from anabranch._core.leases.lease_table import Holding
-from anabranch._core.leases.machine import CommandsSeen, HandOffRequested, Held, Lost, MemberProfile
+from anabranch._core.leases.machine import CommandsSeen, Held, Lost, MemberProfile
+from anabranch._core.leases.plan import Drain
 from anabranch._core.leases.store_calls import Description
 from anabranch._core.leases.timing import LeaseTiming
 from anabranch._core.monitor import RunMonitor
@@ -682,13 +683,13 @@ class ConsumerRun:
 
     # leases: a change takes effect in the step in which `Fleet` learns of it
 
-    def _on_change(self, change: Held | Lost | HandOffRequested | CommandsSeen) -> None:
+    def _on_change(self, change: Held | Lost | Drain | CommandsSeen) -> None:
         match change:
             case Held():
                 self._on_held(change.holding)
             case Lost():
                 self._on_lost(change)
-            case HandOffRequested():
+            case Drain():
                 self._on_hand_off_requested(change.request)
             case CommandsSeen():
                 for command in self._commands.due(change.commands):

@@ -27,7 +27,6 @@ from anabranch._core.leases.heartbeat import HeartbeatState
 from anabranch._core.leases.machine import (
     CommandsSeen,
     Ended,
-    HandOffRequested,
     Held,
     Joined,
     LeaseMachine,
@@ -35,7 +34,7 @@ from anabranch._core.leases.machine import (
     MemberProfile,
     ReportChanged,
 )
-from anabranch._core.leases.plan import Write, Written
+from anabranch._core.leases.plan import Drain, Write, Written
 from anabranch._core.leases.store_calls import Description, Moment, NoAnswer, Steps, StoreCall
 from anabranch._core.leases.timing import LeaseTiming
 from anabranch._core.shards import lifecycle
@@ -337,7 +336,7 @@ class Fleet:
     _group: asyncio.TaskGroup
     _: KW_ONLY
     stall_limit_ms: int
-    on_change: Callable[[Held | Lost | HandOffRequested | CommandsSeen], None]
+    on_change: Callable[[Held | Lost | Drain | CommandsSeen], None]
     """Called in the step in which a lease is taken, lost or requested."""
     on_status: Callable[[], None]
     """Called after each answered heartbeat: the fence may have moved."""
@@ -484,11 +483,11 @@ class Fleet:
     # from start to end
 
     async def open(self, app: AppRow, store_name: str, *, may_create: bool) -> AppRow:
-        return await self._drive(self._machine.open(app, store_name, moment_of(self._clock), may_create=may_create))
+        return await self._drive(self._machine.open(app, store_name, may_create=may_create))
 
     async def check_fleet(self) -> None:
         """Raises if this worker's settings differ from those of a live fleet. Called before the first write."""
-        await self._drive(self._machine.check_fleet(moment_of(self._clock)))
+        await self._drive(self._machine.check_fleet())
 
     async def begin_stream(
         self, proposal: StreamRow, list_shards: Callable[[ShardFilter | None], Awaitable[list[Shard]]]
@@ -500,20 +499,19 @@ class Fleet:
                 return await list_shards(action.shard_filter)
             return await self._perform(action)
 
-        steps = self._machine.begin_stream(proposal, moment_of(self._clock))
-        return await drive(steps, perform, self._clock, self._pass_on)
+        return await self._drive(self._machine.begin_stream(proposal), perform)
 
     async def lease_rows(self, row: StreamRow) -> list[LeaseRow]:
         """All lease rows of a stream, finished ones included."""
-        return await self._drive(self._machine.lease_rows(row, moment_of(self._clock)))
+        return await self._drive(self._machine.lease_rows(row))
 
     async def join(self, streams: Collection[str]) -> None:
         _joined.add(self)
-        await self._drive(self._machine.join(streams, moment_of(self._clock)))
+        await self._drive(self._machine.join(streams))
         self._has_joined = True
 
     async def run(self) -> NoReturn:
-        await self._drive(self._machine.run(moment_of(self._clock)))
+        await self._drive(self._machine.run())
         raise AssertionError("it runs until it is cancelled")
 
     def wake(self) -> None:
@@ -526,16 +524,16 @@ class Fleet:
 
     async def leave(self) -> bool:
         """One write frees all leases of this member; False if the store gave no answer."""
-        return await self._drive(self._machine.leave(moment_of(self._clock)))
+        return await self._drive(self._machine.leave())
 
     # leases
 
     async def write(self, step: Write) -> Written:
-        return await self._drive(self._machine.write(step, moment_of(self._clock)))
+        return await self._drive(self._machine.write(step))
 
     async def transfer(self, key: LeaseKey, final: LeaseRow) -> Written:
         """Gives a drained lease to the member that requested it. `final` has the last checkpoint."""
-        return await self._drive(self._machine.transfer(key, final, moment_of(self._clock)))
+        return await self._drive(self._machine.transfer(key, final))
 
     def keep(self, key: LeaseKey) -> None:
         """The drain timed out: the lease stays here for a while (rule L12)."""
@@ -543,19 +541,15 @@ class Fleet:
 
     async def create_lease(self, row: LeaseRow, *, member_id: str) -> LeaseRow | None:
         """`member_id` planned it. None: it was not created, or there was no answer."""
-        created = await self._drive(self._machine.create_lease(row, member_id, moment_of(self._clock)))
-        if created is not None:
-            self._machine.observe_lease(created, moment_of(self._clock))
-            self._pass_on()
-        return created
+        return await self._drive(self._machine.create_lease(row, member_id))
 
     async def find_unheld(self, keys: Collection[LeaseKey]) -> Collection[LeaseKey]:
         """Those of the leases that no live member holds. Asks all members: call it again until they have answered."""
-        return await self._drive(self._machine.find_unheld(keys, moment_of(self._clock)))
+        return await self._drive(self._machine.find_unheld(keys))
 
     async def adopt(self, parent: LeaseKey, children: Collection[str]) -> None:
         """Takes those children of a finished shard that can start (rule S4)."""
-        await self._drive(self._machine.adopt(parent, children, moment_of(self._clock)))
+        await self._drive(self._machine.adopt(parent, children))
         self.wake()
 
     def give_unreadable(self, key: LeaseKey) -> None:
@@ -570,7 +564,7 @@ class Fleet:
 
     async def ask(self, call: StoreCall[T]) -> T | NoAnswer:
         """As `call`, but a call without an answer returns `NoAnswer`: None may be an answer."""
-        steps = self._machine.ask(call, moment_of(self._clock))
+        steps = self._machine.ask(call)
         return await self._drive(steps)
 
     def raise_store_reset(self) -> NoReturn:
@@ -581,8 +575,9 @@ class Fleet:
 
     # driving
 
-    async def _drive(self, steps: Steps[T]) -> T:
-        return await drive(steps, self._perform, self._clock, self._pass_on)
+    async def _drive(self, steps: Steps[T], perform: Callable[[calls.Action], Awaitable[Any]] | None = None) -> T:
+        self._machine.moment = moment_of(self._clock)
+        return await drive(steps, perform or self._perform, self._clock, self._pass_on)
 
     async def _perform(self, action: calls.Action) -> Any:
         if isinstance(action, calls.Wait):
@@ -596,7 +591,7 @@ class Fleet:
     def _pass_on(self) -> None:
         for change in self._machine.take_changes():
             match change:
-                case Held() | Lost() | HandOffRequested() | CommandsSeen():
+                case Held() | Lost() | Drain() | CommandsSeen():
                     self.on_change(change)
                 case Joined():
                     self._start_heartbeats(change.heartbeat)

@@ -2,10 +2,9 @@
 store.
 """
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -16,14 +15,12 @@ from anabranch.errors import LeaseStoreError, LeaseStoreInvalidError, UsageError
 from anabranch.stores.dynamodb import DynamoDbLeaseStore
 from anabranch.stores.memory import MemoryLeaseStore
 from anabranch.stores.redis import RedisLeaseStore
+from anabranch.stores.row_store import write_all
 from anabranch.stores.s3 import S3LeaseStore
 from anabranch.stores.sqlite import SqliteLeaseStore
 from anabranch.stores.urls import EMBEDDED_SUFFIX, embedded_file, embedded_folder, leases_from, open_store, shown_url
 
-T = TypeVar("T")
-
 _NAMES_SHOWN_MAX: Final = 10
-_WRITTEN_TOGETHER_MAX: Final = 16
 
 
 class StoredApplication(NamedTuple):
@@ -171,9 +168,9 @@ async def copy_rows(source: LeaseStore, target: LeaseStore, app: AppRow) -> int:
     streams = list(await source.read_streams())
     # Members are not copied, and leases have no owner: the first worker takes them at once.
     leases = [replace(row, owner=None) for row in await source.read_leases(with_finished=True)]
-    await _write_all(streams, target.put_stream)
-    await _write_all(leases, target.create_lease)
-    await _write_all([row for row in await source.read_controls() if row.state == "pending"], target.put_control)
+    await write_all(streams, target.put_stream)
+    await write_all(leases, target.create_lease)
+    await write_all([row for row in await source.read_controls() if row.state == "pending"], target.put_control)
     if list(await target.read_streams()) != streams or list(await target.read_leases(with_finished=True)) != leases:
         raise LeaseStoreError(f"{target} does not have all rows of application {app.app!r}: repeat the copy")
     moved = await source.move_app("leaving", "moved", f"{target}\n{found.incarnation}")
@@ -181,12 +178,3 @@ async def copy_rows(source: LeaseStore, target: LeaseStore, app: AppRow) -> int:
         raise UsageError(f"application {app.app!r} was moved elsewhere, or started again, during the copy")
     await target.move_app("arriving", "here", "")
     return len(leases)
-
-
-async def _write_all(rows: Sequence[T], write: Callable[[T], Awaitable[object]]) -> None:
-    """Raises the first error, after all writes of its group have ended."""
-    for first in range(0, len(rows), _WRITTEN_TOGETHER_MAX):
-        writes = map(write, rows[first : first + _WRITTEN_TOGETHER_MAX])
-        for outcome in await asyncio.gather(*writes, return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                raise outcome

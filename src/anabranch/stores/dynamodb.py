@@ -26,7 +26,8 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, TypeVar, cast
+from functools import partial
+from typing import Any, Final, Generic, TypeVar, cast
 
 from msgspec.structs import replace
 
@@ -78,7 +79,7 @@ from anabranch.errors import (
     UsageError,
 )
 from anabranch.stores.row_codec import CODECS, parse_timestamp, timestamp
-from anabranch.stores.row_store import Kind, Row, requested
+from anabranch.stores.row_store import Kind, Row, requested, write_all
 
 _log = logging.getLogger(__name__)
 
@@ -87,9 +88,9 @@ _CHECKPOINT_SECONDS: Final = 10.0
 """Each commit of a shard costs a write."""
 _LEASE_PARTITIONS: Final = 1
 """How many partition keys the leases of an application are spread over."""
-_DELETED_TOGETHER_MAX: Final = 16
 
 R = TypeVar("R", bound=Row)
+T = TypeVar("T")
 
 
 # Rows as items
@@ -117,21 +118,26 @@ _NOT_FIELDS: Final = frozenset(
 """Attributes that are not fields of a row: the key, names for people, and values of this store only."""
 
 
-class _Shape:
-    """How rows of one kind become items. Fields that have their default are not stored. The attributes of a newer
-    version are kept as they are.
-    """
+class _Shape(Generic[R]):
+    """How rows of one kind become items. Fields with their default are not stored. Those of a newer version stay."""
 
-    def __init__(self, kind: Kind, *, in_key: tuple[str, ...] = (), count: str = "") -> None:
-        """`in_key` are the columns that the item's key has. `count` is the attribute of the row's version."""
+    def __init__(
+        self,
+        kind: Kind,
+        in_key: tuple[str, ...] = (),
+        key: Callable[[Item], tuple[str | int, ...]] = lambda _: (),
+        *,
+        count: str = "",
+    ) -> None:
+        """`key` reads the columns `in_key`, which have no attribute of their own. `count`: the version's attribute."""
         renamed = _RENAMED | {"count": count}
         self._codec = CODECS[kind]
-        self._in_key = in_key
+        self._in_key, self._key = in_key, key
         self._fields = {name: renamed.get(name, name) for name in self._codec.columns if name not in in_key}
         self._defaults = self._codec.defaults
         self._known = {*self._fields.values(), *_NOT_FIELDS}
 
-    def values(self, row: Row) -> dict[str, Any]:
+    def values(self, row: R) -> dict[str, Any]:
         """The attributes of all fields; None where the field has its default."""
         column = self._codec.fields(row)
         found = {}
@@ -146,9 +152,8 @@ class _Shape:
             found[attribute] = value
         return found
 
-    def row(self, item: Item, key: tuple[str | int, ...]) -> Any:
-        """`key` has the columns that are in the item's key."""
-        column = self._defaults | dict(zip(self._in_key, key, strict=True))
+    def row(self, item: Item) -> R:
+        column = self._defaults | dict(zip(self._in_key, self._key(item), strict=True))
         for name, attribute in self._fields.items():
             value = item.get(attribute)
             if value is not None:
@@ -157,15 +162,30 @@ class _Shape:
                 elif name.endswith("_wall_ms"):
                     value = parse_timestamp(value)
                 column[name] = value
-        return self._codec.row(column, {name: value for name, value in item.items() if name not in self._known})
+        extra = {name: value for name, value in item.items() if name not in self._known}
+        return cast("R", self._codec.row(column, extra))
 
 
-_APP: Final = _Shape("app")
-_STREAM: Final = _Shape("stream", in_key=("stream",), count="version")
-_LEASE: Final = _Shape("lease", in_key=("stream", "generation", "shard"), count="lease_count")
-_MEMBER: Final = _Shape("member", in_key=("member", "wanted"))
-_STATUS: Final = _Shape("status", in_key=("member",))
-_COMMAND: Final = _Shape("command", in_key=("command",))
+def _name(item: Item) -> tuple[str]:
+    return (str(item["SK"]).partition("#")[2],)
+
+
+def _lease_name(item: Item) -> tuple[str, int, str]:
+    stream_key, generation, shard_id = str(item["SK"]).removeprefix("l#").rsplit("#", 2)
+    return stream_key, int(generation), shard_id
+
+
+def _member_name_and_wanted(item: Item) -> tuple[str, str]:
+    number_of = item.get("wanted", {})
+    return str(item["SK"]).split("#", 2)[2], " ".join(sorted(number_of, key=number_of.__getitem__))
+
+
+_APP: Final = _Shape[AppRow]("app")
+_STREAM: Final = _Shape[StreamRow]("stream", ("stream",), _name, count="version")
+_LEASE: Final = _Shape[LeaseRow]("lease", ("stream", "generation", "shard"), _lease_name, count="lease_count")
+_MEMBER: Final = _Shape[MemberRow]("member", ("member", "wanted"), _member_name_and_wanted)
+_STATUS: Final = _Shape[StatusRow]("status", ("member",), _name)
+_COMMAND: Final = _Shape[ControlRow]("command", ("command",), _name)
 
 
 _HEARTBEAT_FIELDS: Final = ("counter", "load", "change_count", "changed", "reads_healthy", "draining")
@@ -219,8 +239,7 @@ class DynamoDbTable:
 
     async def get(self, key: ItemKey) -> Item | None:
         answer = await self.call("GetItem", {"Key": key.attributes(), "ConsistentRead": True})
-        with self._translated():
-            return from_item(answer["Item"]) if "Item" in answer else None
+        return self.decoded(answer["Item"]) if "Item" in answer else None
 
     async def query(self, partition: str, prefix: str = "") -> list[Item]:
         """All rows whose sort key has the prefix, the last ones first."""
@@ -610,7 +629,7 @@ class DynamoDbLeaseStore(LeaseStore):
             region = await self.table.region()
             item = _APP.values(made) | made.extra | {"region": region, "lease_partitions": _LEASE_PARTITIONS}
             item = await self.table.put(self._app_key, item) or item
-        row = self._app_row(item)
+        row = self._row(_APP, item)
         self._check_place(item, await self.table.region())
         self._app_id = row.app_id
         return row
@@ -640,7 +659,7 @@ class DynamoDbLeaseStore(LeaseStore):
             if error.code == "wrong_key_schema":
                 await self.identity()  # says what table it is
             raise
-        return None if item is None else self._app_row(item)
+        return None if item is None else self._row(_APP, item)
 
     async def poll(self) -> Poll:
         app_id = self._opened
@@ -650,11 +669,11 @@ class DynamoDbLeaseStore(LeaseStore):
         for item in items:
             kind, _, rest = str(item["SK"]).partition("#")
             if kind == "app":
-                app = self._app_row(item)
+                app = self._row(_APP, item)
             elif rest.startswith(f"{app_id}#"):
                 name = rest.removeprefix(f"{app_id}#")
                 if kind == "m":
-                    members.append(self._member_row(item))
+                    members.append(self._row(_MEMBER, item))
                 elif kind == "c":
                     pending.append(name)
         commands = [row for name in pending if (row := await self._pending_command(name)) is not None]
@@ -669,17 +688,15 @@ class DynamoDbLeaseStore(LeaseStore):
         where = {"app_id": self._opened, "incarnation": expected}
         write = ItemWrite(self._app_key, {"incarnation": incarnation}, where=where)
         written = await self.table.update(write)
-        return self._after(
-            written, self._app_row, lambda row: rows.record_incarnation(row, self._opened, expected, incarnation)
+        return self._outcome(
+            _APP, written, lambda row: rows.record_incarnation(row, self._opened, expected, incarnation)
         )
 
     async def move_app(self, expected: Place, place: Place, other_store: str) -> AppRow | None:
         values = {"place": place, "other_store": other_store or None}
         write = ItemWrite(self._app_key, values, where={"app_id": self._opened, "place": expected})
         written = await self.table.update(write, repeatable=True)
-        return self._after(
-            written, self._app_row, lambda row: rows.move_app(row, self._opened, expected, place, other_store)
-        )
+        return self._outcome(_APP, written, lambda row: rows.move_app(row, self._opened, expected, place, other_store))
 
     async def renew_watch(self) -> None:
         write = ItemWrite(self._app_key, where={"app_id": self._opened})
@@ -699,12 +716,8 @@ class DynamoDbLeaseStore(LeaseStore):
         )
         for partition, prefix in places:
             keys = [ItemKey(partition, str(item["SK"])) for item in await self.table.query(partition, prefix)]
-            for first in range(0, len(keys), _DELETED_TOGETHER_MAX):
-                is_deleted = True
-                writes = [ItemWrite(key) for key in keys[first : first + _DELETED_TOGETHER_MAX]]
-                for outcome in await asyncio.gather(*map(self.table.delete, writes), return_exceptions=True):
-                    if isinstance(outcome, BaseException):
-                        raise outcome
+            await write_all([ItemWrite(key) for key in keys], self.table.delete)
+            is_deleted = is_deleted or bool(keys)
         await self.table.delete(ItemWrite(record))
         return is_deleted
 
@@ -721,7 +734,7 @@ class DynamoDbLeaseStore(LeaseStore):
         # The map exists from the start, because DynamoDB cannot set a key in a missing map.
         item = _MEMBER.values(row) | row.extra | {"wanted": requests, "requests_made": len(requests) or None}
         stored = await self.table.put(self._member_key(row.member_id), item)
-        return row if stored is None else self._member_row(stored)
+        return row if stored is None else self._row(_MEMBER, stored)
 
     async def heartbeat(self, write: HeartbeatWrite) -> HeartbeatAnswer:
         update = ItemWrite(self._member_key(write.member_id), _heartbeat_values(write), where={"state": "live"})
@@ -729,10 +742,10 @@ class DynamoDbLeaseStore(LeaseStore):
             update.remove(f"wanted.{request}")
         update.when("counter", "<", write.attempt)
         written = await self.table.update(update, repeatable=True)
-        before = None if written.before is None else self._member_row(written.before)
+        before = self._before(_MEMBER, written)
         if before is not None and before.counter < self._counters.get(write.member_id, 0):
             self.table.forget_identity()  # it may have been restored
-        row = self._after(written, self._member_row, lambda stored: rows.heartbeat(stored, write))
+        row = self._outcome(_MEMBER, written, lambda stored: rows.heartbeat(stored, write))
         if row is not None:
             self._counters[write.member_id] = row.counter
         return HeartbeatAnswer(row, None if before is None else before.counter)
@@ -741,11 +754,11 @@ class DynamoDbLeaseStore(LeaseStore):
         where = {"state": "live", "counter": observed_counter}
         write = ItemWrite(self._member_key(member_id), {"state": "sealed"}, where=where)
         written = await self.table.update(write, repeatable=True)
-        return self._after(written, self._member_row, lambda row: rows.seal_member(row, observed_counter))
+        return self._outcome(_MEMBER, written, lambda row: rows.seal_member(row, observed_counter))
 
     async def leave(self, member_id: str) -> MemberRow | None:
         write = ItemWrite(self._member_key(member_id), {"state": "left"}, where={"state": "live"})
-        return self._after(await self.table.update(write, repeatable=True), self._member_row, rows.leave)
+        return self._outcome(_MEMBER, await self.table.update(write, repeatable=True), rows.leave)
 
     async def request_hand_off(self, donor: str, request: str) -> MemberRow | None:
         path = f"wanted.{request}"
@@ -754,14 +767,14 @@ class DynamoDbLeaseStore(LeaseStore):
         write.set_next("requests_made", of="requests_made")
         write.when_smaller("wanted", REQUESTS_MAX)
         written = await self.table.update(write, repeatable=True)
-        return self._after(written, self._member_row, lambda row: rows.request_hand_off(row, request))
+        return self._outcome(_MEMBER, written, lambda row: rows.request_hand_off(row, request))
 
     async def delete_member(self, member_id: str) -> bool:
         # An ended member stays so. Its status is deleted first: after a failure, the caller still sees the member and
         # tries again.
         key = self._member_key(member_id)
         item = await self.table.get(key)
-        if item is None or not rows.may_delete_member(self._member_row(item)):
+        if item is None or not rows.may_delete_member(self._row(_MEMBER, item)):
             return False
         await self.table.delete(ItemWrite(ItemKey(self._viewed, f"m#{member_id}")))
         write = ItemWrite(key)
@@ -775,8 +788,7 @@ class DynamoDbLeaseStore(LeaseStore):
         await self.table.update(write, repeatable=True)
 
     async def read_statuses(self) -> Sequence[StatusRow]:
-        items = await self.table.query(self._viewed, "m#")
-        found = [self._row(_STATUS, item, str(item["SK"]).removeprefix("m#")) for item in items]
+        found = [self._row(_STATUS, item) for item in await self.table.query(self._viewed, "m#")]
         return sorted(found, key=lambda row: row.member_id)
 
     # streams
@@ -784,24 +796,24 @@ class DynamoDbLeaseStore(LeaseStore):
     async def put_stream(self, row: StreamRow) -> StreamRow:
         key = ItemKey(self._leased, f"s#{row.stream_key}")
         stored = await self.table.put(key, {"app_name": self.app} | _STREAM.values(row) | row.extra)
-        return row if stored is None else self._stream_row(stored)
+        return row if stored is None else self._row(_STREAM, stored)
 
     async def write_stream(self, row: StreamRow, expected_version: int) -> StreamRow | None:
         key = ItemKey(self._leased, f"s#{row.stream_key}")
         values = _STREAM.values(replace(row, version=expected_version + 1))
         write = ItemWrite(key, values, where={"version": expected_version})
         written = await self.table.update(write)
-        return self._after(written, self._stream_row, lambda stored: rows.write_stream(stored, row, expected_version))
+        return self._outcome(_STREAM, written, lambda stored: rows.write_stream(stored, row, expected_version))
 
     async def read_streams(self) -> Sequence[StreamRow]:
-        found = [self._stream_row(item) for item in await self.table.query(self._leased, "s#")]
+        found = [self._row(_STREAM, item) for item in await self.table.query(self._leased, "s#")]
         return sorted(found, key=lambda row: row.stream_key)
 
     # leases
 
     async def create_lease(self, row: LeaseRow) -> LeaseRow:
         stored = await self.table.put(self._lease_key(row.key), self._lease_values(row) | row.extra)
-        return row if stored is None else self._lease_row(stored)
+        return row if stored is None else self._row(_LEASE, stored)
 
     async def read_leases(self, *, with_finished: bool = False) -> LeaseRows:
         found = await self.table.query_attributes(self._leased, "l#", unfinished=not with_finished)
@@ -811,18 +823,25 @@ class DynamoDbLeaseStore(LeaseStore):
             name = _sort_key(attributes)
             known = before.get(name)
             if known is None or known[0] != attributes:
-                known = (attributes, self._lease_row(self.table.decoded(attributes)))
+                known = (attributes, self._row(_LEASE, self.table.decoded(attributes)))
             now[name] = known
         self._leases_read = now
         return LeaseRows(sorted((row for _, row in now.values()), key=lambda row: row.key))
 
     async def read_lease(self, key: LeaseKey) -> LeaseRow | None:
         item = await self.table.get(self._lease_key(key))
-        return None if item is None else self._lease_row(item)
+        return None if item is None else self._row(_LEASE, item)
 
     async def take_lease(
         self, key: LeaseKey, member_id: str, *, expected_owner: str | None, expected_version: int, epoch_floor: int = 0
     ) -> LeaseRow | Conflict:
+        take = partial(
+            rows.take_lease,
+            member_id=member_id,
+            expected_owner=expected_owner,
+            expected_version=expected_version,
+            epoch_floor=epoch_floor,
+        )
         # The new epoch is one more than the larger of epoch and floor, which no expression can compute. A floor is
         # mostly given for the first take of a child shard, whose epoch is 0: that is tried first, then a higher epoch.
         for is_below_floor in (True, False) if epoch_floor else (False,):
@@ -837,28 +856,17 @@ class DynamoDbLeaseStore(LeaseStore):
             if epoch_floor:
                 write.when("epoch", "<" if is_below_floor else ">=", epoch_floor)
             written = await self.table.update(write)
-            stored = None if written.before is None else self._lease_row(written.before)
-            outcome = rows.take_lease(
-                stored,
-                member_id,
-                expected_owner=expected_owner,
-                expected_version=expected_version,
-                epoch_floor=epoch_floor,
-            )
-            if written.holds or isinstance(outcome, Conflict):
+            if written.holds or isinstance(take(self._before(_LEASE, written)), Conflict):
                 break
-        self._check_outcome(written, holds=isinstance(outcome, LeaseRow))
-        return outcome
+        return self._outcome(_LEASE, written, take)
 
     async def write_lease(self, row: LeaseRow, *, member_id: str, expected_version: int) -> LeaseRow | Conflict:
         values = self._lease_values(replace(row, version=expected_version + 1))
         where = {"lease_count": expected_version, "lease_owner": member_id}
         write = ItemWrite(self._lease_key(row.key), values, where=where)
         written = await self.table.update(write)
-        stored = None if written.before is None else self._lease_row(written.before)
-        outcome = rows.write_lease(stored, row, member_id=member_id, expected_version=expected_version)
-        self._check_outcome(written, holds=isinstance(outcome, LeaseRow))
-        return outcome
+        change = partial(rows.write_lease, row=row, member_id=member_id, expected_version=expected_version)
+        return self._outcome(_LEASE, written, change)
 
     async def delete_lease(self, key: LeaseKey, expected_version: int) -> bool:
         write = ItemWrite(self._lease_key(key), where={"lease_count": expected_version, "completed": True})
@@ -868,7 +876,7 @@ class DynamoDbLeaseStore(LeaseStore):
 
     async def put_control(self, row: ControlRow) -> None:
         stored = await self.table.put(self._command_key(row.command_id), _COMMAND.values(row) | row.extra)
-        if stored is None or self._command_row(stored).state == "pending":
+        if stored is None or self._row(_COMMAND, stored).state == "pending":
             await self.table.put(self._pending_key(row.command_id), {})
 
     async def write_control(self, row: ControlRow) -> bool:
@@ -879,11 +887,11 @@ class DynamoDbLeaseStore(LeaseStore):
         return written.holds
 
     async def read_controls(self) -> Sequence[ControlRow]:
-        return sorted((self._command_row(item) for item in await self.table.query(self._viewed, "c#")), key=requested)
+        return sorted((self._row(_COMMAND, item) for item in await self.table.query(self._viewed, "c#")), key=requested)
 
     async def _pending_command(self, command_id: str) -> ControlRow | None:
         item = await self.table.get(self._command_key(command_id))
-        row = None if item is None else self._command_row(item)
+        row = None if item is None else self._row(_COMMAND, item)
         if row is not None and row.state == "pending":
             return row
         # It was answered, and the call that should have deleted this item failed.
@@ -922,17 +930,6 @@ class DynamoDbLeaseStore(LeaseStore):
     def _pending_key(self, command_id: str) -> ItemKey:
         return ItemKey(f"a#{self.app}", f"c#{self._opened}#{command_id}")
 
-    def _app_row(self, item: Item) -> AppRow:
-        return cast("AppRow", self._row(_APP, item))
-
-    def _stream_row(self, item: Item) -> StreamRow:
-        return cast("StreamRow", self._row(_STREAM, item, str(item["SK"]).removeprefix("s#")))
-
-    def _member_row(self, item: Item) -> MemberRow:
-        wanted = cast("dict[str, int]", item.get("wanted", {}))
-        row = self._row(_MEMBER, item, str(item["SK"]).split("#", 2)[2], "")
-        return cast("MemberRow", replace(row, wanted=tuple(sorted(wanted, key=wanted.__getitem__))))
-
     def _lease_values(self, row: LeaseRow) -> dict[str, Any]:
         """With the names that people look for in the console. A finished lease, which stays for days, has none."""
         shown: dict[str, Any] = dict.fromkeys(("app_name", "stream_name", "shard_id"))
@@ -940,37 +937,28 @@ class DynamoDbLeaseStore(LeaseStore):
             shown = {"app_name": self.app, "stream_name": row.key.stream_name, "shard_id": row.key.shard_id}
         return shown | _LEASE.values(row)
 
-    def _lease_row(self, item: Item) -> LeaseRow:
-        stream_key, generation, shard_id = str(item["SK"]).removeprefix("l#").rsplit("#", 2)
-        return cast("LeaseRow", self._row(_LEASE, item, stream_key, int(generation), shard_id))
-
-    def _command_row(self, item: Item) -> ControlRow:
-        return cast("ControlRow", self._row(_COMMAND, item, str(item["SK"]).removeprefix("c#")))
-
-    def _row(self, shape: _Shape, item: Item, *key: str | int) -> Any:
+    def _row(self, shape: _Shape[R], item: Item) -> R:
         try:
-            return shape.row(item, key)
+            return shape.row(item)
         except (TypeError, ValueError) as error:
             raise LeaseStoreInvalidError(
                 f"the row ({item.get('PK')}, {item.get('SK')}) of DynamoDB table {self.table.name!r} cannot be read: "
                 f"{error}"
             ) from error
 
-    def _after(
-        self, written: WriteOutcome, decode: Callable[[Item], R], change: Callable[[R | None], R | None]
-    ) -> R | None:
-        """The row after the write, from the row before it."""
-        before = None if written.before is None else decode(written.before)
-        after = change(before)
-        self._check_outcome(written, holds=after is not None and after is not before)
-        return after
+    def _before(self, shape: _Shape[R], written: WriteOutcome) -> R | None:
+        return None if written.before is None else self._row(shape, written.before)
 
-    def _check_outcome(self, written: WriteOutcome, *, holds: bool) -> None:
-        if written.holds != holds:
+    def _outcome(self, shape: _Shape[R], written: WriteOutcome, change: Callable[[R | None], T]) -> T:
+        """What `change` returns for the row before the write: the row after it, or why nothing was written."""
+        before = self._before(shape, written)
+        outcome = change(before)
+        if written.holds != (isinstance(outcome, Row) and outcome is not before):
             raise LeaseStoreInvalidError(
                 f"DynamoDB table {self.table.name!r} did not apply the condition of a write as DynamoDB does",
                 advice="use AWS's own DynamoDB or DynamoDB Local",
             )
+        return outcome
 
 
 def _sort_key(attributes: Any) -> str:

@@ -15,7 +15,7 @@ It decides nothing about leases, and has no clock. Each request is sent once.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from urllib.parse import quote, unquote
 
@@ -198,9 +198,7 @@ class _Links(PerLoop[_Link]):
 
 
 class RedisLeaseStore(RowLeaseStore):
-    """`replicas`: how many replicas must acknowledge each write. `accepts_loss`: also use a server that may lose what
-    it acknowledged.
-    """
+    """`replicas`: how many must acknowledge each write. `accepts_loss`: use a server even if it may lose writes."""
 
     def __init__(self, address: RedisAddress, app: str, *, replicas: int = 0, accepts_loss: bool = False) -> None:
         super().__init__(app)
@@ -334,13 +332,17 @@ class RedisLeaseStore(RowLeaseStore):
         return found, f"{run_id.decode()} {replication_id.decode()}"
 
     async def _send(self, *commands: Sequence[Any], errors_allowed: bool = False) -> list[Any]:
-        with self._translated():
+        from redis.exceptions import RedisError  # noqa: PLC0415 -- an extra
+
+        try:
             async with _deadline(self):
                 link = await self._links.get()
                 answers = await link.send(*commands)
-            for answer in answers:
-                if isinstance(answer, Exception) and not errors_allowed:
-                    raise answer
+        except (RedisError, OSError) as error:
+            raise _store_error(self, error) from None  # the cause may name the user
+        refused = next((answer for answer in answers if isinstance(answer, Exception)), None)
+        if refused is not None and not errors_allowed:
+            raise _store_error(self, refused)
         return answers
 
     def _row(self, kind: Any, data: bytes) -> Row | None:
@@ -352,17 +354,6 @@ class RedisLeaseStore(RowLeaseStore):
             raise LeaseStoreInvalidError(
                 f"Redis at {self} has a row of application {self.app!r} that cannot be read ({error})"
             ) from error
-
-    @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
-        from redis.exceptions import RedisError  # noqa: PLC0415 -- an extra
-
-        try:
-            yield
-        except LeaseError:
-            raise
-        except (RedisError, OSError) as error:
-            raise _store_error(self, error) from None  # the cause may name the user
 
 
 @contextlib.asynccontextmanager

@@ -7,8 +7,9 @@ The application's row is stored under the application's name. Every other row is
 that this handle opened. So a write that was delayed lands under the old `app_id`, which nobody reads (rule R0).
 """
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
@@ -36,6 +37,7 @@ from anabranch.errors import UsageError
 Kind = Literal["app", "command", "lease", "member", "status", "stream"]
 Row = AppRow | ControlRow | LeaseRow | MemberRow | StatusRow | StreamRow
 R = TypeVar("R", bound=Row)
+T = TypeVar("T")
 
 
 class RowKey(NamedTuple):
@@ -46,9 +48,7 @@ class RowKey(NamedTuple):
     app_id: str
     """Empty for the application's own row."""
     name: tuple[str | int, ...] = ()
-    """A member or command id, a stream key; of a status: its member's id; of a lease: stream key, generation, shard
-    id.
-    """
+    """The id of a member, its status or a command; a stream key; of a lease: stream key, generation, shard id."""
 
 
 class Scope(NamedTuple):
@@ -120,8 +120,7 @@ class RowLeaseStore(LeaseStore, ABC):
         row = await self.read_app()
         if row is None:
             made = replace(app, incarnation=await self.identity())
-            row = await self._change_row(self._app_key, lambda stored: made if stored is None else stored)
-            assert row is not None
+            row = await self._put_row(self._app_key, made)
         self._app_id = row.app_id
         return row
 
@@ -153,7 +152,7 @@ class RowLeaseStore(LeaseStore, ABC):
         # under the application's name.
         record = ControlRow(command_id=app_id, action="delete")
         record_key = key_of(record, self.app, "")
-        await self._change_row(record_key, lambda stored: stored or record)
+        await self._put_row(record_key, record)
         is_deleted = await self._delete_row(self._app_key, lambda stored: rows.may_delete_app(stored, app_id))
         for kind in _DELETED:
             found = (await self.scan([Scope(kind, self.app, app_id)])).rows
@@ -192,53 +191,56 @@ class RowLeaseStore(LeaseStore, ABC):
     # members
 
     async def register_member(self, row: MemberRow) -> MemberRow:
-        return await self._put_row(row)
+        return await self._put_row(self._key_of(row), row)
 
     async def heartbeat(self, write: HeartbeatWrite) -> HeartbeatAnswer:
-        key = self._member_key(write.member_id)
+        key = self._row_key("member", write.member_id)
         changed = await self.change([key], lambda stored: [rows.heartbeat(_member(stored), write)])
         before = _member(changed.before)
         return HeartbeatAnswer(_member(changed.after), None if before is None else before.counter, changed.evidence)
 
     async def seal_member(self, member_id: str, observed_counter: int) -> MemberRow | None:
-        return await self._change_row(self._member_key(member_id), lambda row: rows.seal_member(row, observed_counter))
+        key = self._row_key("member", member_id)
+        return await self._change_row(key, lambda row: rows.seal_member(row, observed_counter))
 
     async def leave(self, member_id: str) -> MemberRow | None:
-        return await self._change_row(self._member_key(member_id), rows.leave)
+        return await self._change_row(self._row_key("member", member_id), rows.leave)
 
     async def request_hand_off(self, donor: str, request: str) -> MemberRow | None:
-        return await self._change_row(self._member_key(donor), lambda row: rows.request_hand_off(row, request))
+        return await self._change_row(self._row_key("member", donor), lambda row: rows.request_hand_off(row, request))
 
     async def delete_member(self, member_id: str) -> bool:
-        key = self._member_key(member_id)
+        key = self._row_key("member", member_id)
         # An ended member stays so, and no condition over two rows is needed. Its status is deleted first: after a
         # failure, the caller still sees the member and tries again.
         if not rows.may_delete_member(_member((await self.get([key])).rows)):
             return False
-        await self.change([self._status_key(member_id)], lambda _: [None])
+        await self.change([self._row_key("status", member_id)], lambda _: [None])
         return await self._delete_row(key, rows.may_delete_member)
 
     async def write_status(self, row: StatusRow) -> None:
-        await self._change_row(self._status_key(row.member_id), lambda stored: rows.write_status(stored, row))
+        await self._change_row(self._key_of(row), lambda stored: rows.write_status(stored, row))
 
     async def read_statuses(self) -> Sequence[StatusRow]:
-        return await self._scan_rows("status", StatusRow)
+        return await self._scan_rows(StatusRow)
 
     # streams
 
     async def put_stream(self, row: StreamRow) -> StreamRow:
-        return await self._put_row(row)
+        return await self._put_row(self._key_of(row), row)
 
     async def write_stream(self, row: StreamRow, expected_version: int) -> StreamRow | None:
-        return await self._write_row(row, lambda stored: rows.write_stream(stored, row, expected_version))
+        return await self._change_row(
+            self._key_of(row), lambda stored: rows.write_stream(stored, row, expected_version)
+        )
 
     async def read_streams(self) -> Sequence[StreamRow]:
-        return await self._scan_rows("stream", StreamRow)
+        return await self._scan_rows(StreamRow)
 
     # leases
 
     async def create_lease(self, row: LeaseRow) -> LeaseRow:
-        return await self._put_row(row)
+        return await self._put_row(self._key_of(row), row)
 
     async def read_leases(self, *, with_finished: bool = False) -> LeaseRows:
         found = await self.scan([Scope("lease", self.app, self._opened, with_finished)])
@@ -257,11 +259,11 @@ class RowLeaseStore(LeaseStore, ABC):
             expected_version=expected_version,
             epoch_floor=epoch_floor,
         )
-        return await self._change_lease(key, take)
+        return await self._change_row(self._lease_key(key), take)
 
     async def write_lease(self, row: LeaseRow, *, member_id: str, expected_version: int) -> LeaseRow | Conflict:
         write = partial(rows.write_lease, row=row, member_id=member_id, expected_version=expected_version)
-        return await self._change_lease(row.key, write)
+        return await self._change_row(self._key_of(row), write)
 
     async def delete_lease(self, key: LeaseKey, expected_version: int) -> bool:
         return await self._delete_row(self._lease_key(key), lambda row: rows.may_delete_lease(row, expected_version))
@@ -269,13 +271,13 @@ class RowLeaseStore(LeaseStore, ABC):
     # commands
 
     async def put_control(self, row: ControlRow) -> None:
-        await self._put_row(row)
+        await self._put_row(self._key_of(row), row)
 
     async def write_control(self, row: ControlRow) -> bool:
-        return await self._write_row(row, lambda stored: rows.write_control(stored, row)) is not None
+        return await self._change_row(self._key_of(row), lambda stored: rows.write_control(stored, row)) is not None
 
     async def read_controls(self) -> Sequence[ControlRow]:
-        return sorted(await self._scan_rows("command", ControlRow), key=requested)
+        return sorted(await self._scan_rows(ControlRow), key=requested)
 
     # keys
 
@@ -289,59 +291,42 @@ class RowLeaseStore(LeaseStore, ABC):
     def _app_key(self) -> RowKey:
         return RowKey("app", self.app, "")
 
-    def _member_key(self, member_id: str) -> RowKey:
-        return RowKey("member", self.app, self._opened, (member_id,))
-
-    def _status_key(self, member_id: str) -> RowKey:
-        return RowKey("status", self.app, self._opened, (member_id,))
+    def _row_key(self, kind: Kind, *name: str | int) -> RowKey:
+        return RowKey(kind, self.app, self._opened, name)
 
     def _lease_key(self, key: LeaseKey) -> RowKey:
-        return RowKey("lease", self.app, self._opened, (key.stream_key, key.generation, key.shard_id))
+        return self._row_key("lease", key.stream_key, key.generation, key.shard_id)
 
     def _key_of(self, row: Row) -> RowKey:
         return key_of(row, self.app, self._opened)
 
     # operations on one row
 
-    async def _before_and_after(self, key: RowKey, update: Callable[[Any], Row | None]) -> tuple[Any, Any]:
-        changed = await self.change([key], lambda stored: [update(stored[0])])
-        return changed.before[0], changed.after[0]
+    async def _change_row(self, key: RowKey, update: Callable[[Any], T]) -> T:
+        """Returns what `update` returns. If that is a row, stores it; None and a `Conflict` change nothing."""
 
-    async def _change_row(self, key: RowKey, update: Callable[[Any], R | None]) -> R | None:
-        _, after = await self._before_and_after(key, update)
-        return cast("R | None", after)
+        def write(stored: Sequence[Row | None]) -> Sequence[Row | None]:
+            outcome = update(stored[0])
+            return [outcome] if isinstance(outcome, Row) else stored
 
-    async def _put_row(self, row: R) -> R:
-        """Put if absent; the stored row."""
-        _, after = await self._before_and_after(self._key_of(row), lambda stored: row if stored is None else stored)
-        return cast("R", after)
+        return update((await self.change([key], write)).before[0])
 
-    async def _write_row(self, row: R, update: Callable[[Any], R | None]) -> R | None:
-        """None if `update` returns None: then the stored row is left as it is."""
-        before, after = await self._before_and_after(self._key_of(row), lambda stored: update(stored) or stored)
-        return None if update(before) is None else cast("R | None", after)
+    async def _put_row(self, key: RowKey, row: R) -> R:
+        """Put if absent; returns the stored row."""
+        return await self._change_row(key, lambda stored: cast("R", stored or row))
 
     async def _delete_row(self, key: RowKey, may_delete: Callable[[Any], bool]) -> bool:
-        before, _ = await self._before_and_after(key, lambda stored: None if may_delete(stored) else stored)
-        return may_delete(before)
+        changed = await self.change([key], lambda stored: [None] if may_delete(stored[0]) else stored)
+        return may_delete(changed.before[0])
 
-    async def _change_lease(
-        self, key: LeaseKey, update: Callable[[LeaseRow | None], LeaseRow | Conflict]
-    ) -> LeaseRow | Conflict:
-        def write(stored: LeaseRow | None) -> LeaseRow | None:
-            outcome = update(stored)
-            return stored if isinstance(outcome, Conflict) else outcome
-
-        before, after = await self._before_and_after(self._lease_key(key), write)
-        return Conflict(before) if isinstance(update(before), Conflict) else cast("LeaseRow", after)
-
-    async def _scan_rows(self, kind: Kind, row_type: type[R]) -> list[R]:
-        found = await self.scan([Scope(kind, self.app, self._opened)])
+    async def _scan_rows(self, row_type: type[R]) -> list[R]:
+        found = await self.scan([Scope(KINDS[row_type], self.app, self._opened)])
         return sorted((row for row in found.rows if isinstance(row, row_type)), key=_name)
 
 
 _DELETED: tuple[Kind, ...] = ("member", "status", "stream", "lease", "command")
 _DELETED_TOGETHER_MAX = 100
+_WRITTEN_TOGETHER_MAX = 16
 
 
 def _name(row: Row) -> tuple[str | int, ...]:
@@ -363,7 +348,7 @@ def key_of(row: Row, app: str, app_id: str) -> RowKey:
     return RowKey(KINDS[type(row)], app, app_id, _name(row))
 
 
-KINDS: dict[type[Row], Kind] = {
+KINDS: dict[type, Kind] = {
     AppRow: "app",
     ControlRow: "command",
     LeaseRow: "lease",
@@ -375,6 +360,15 @@ KINDS: dict[type[Row], Kind] = {
 
 def _member(stored: Sequence[Row | None]) -> MemberRow | None:
     return cast("MemberRow | None", stored[0])
+
+
+async def write_all(rows: Sequence[T], write: Callable[[T], Awaitable[object]]) -> None:
+    """Performs a few writes at a time. Raises the first error, after all writes of its group have ended."""
+    for first in range(0, len(rows), _WRITTEN_TOGETHER_MAX):
+        writes = map(write, rows[first : first + _WRITTEN_TOGETHER_MAX])
+        for outcome in await asyncio.gather(*writes, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
 
 
 def requested(row: ControlRow) -> tuple[int, str]:

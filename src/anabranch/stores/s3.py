@@ -14,8 +14,8 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple, cast
+from collections.abc import Awaitable, Sequence
+from typing import Any, Final, TypeVar, cast
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -52,6 +52,8 @@ from anabranch.stores.row_store import Changed, Found, Kind, Row, RowKey, RowLea
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _SAVED_EVERY_SECONDS: Final = 60.0
 _CLOSE_SECONDS_MAX: Final = 5.0
 _CONFIRMED_SECONDS_MAX: Final = 75.0
@@ -73,25 +75,11 @@ class _Document(msgspec.Struct, kw_only=True):
     """The object. `shards` is for people and other programs; the rows are what is read back."""
 
     nonce: str
+    """`<handle>-<number of the write>`, so that a worker recognises its own writes."""
     saved_at: str
     saved_by: str
     shards: dict[str, dict[str, Any]] = {}
     rows: dict[str, list[msgspec.Raw]] = {}
-
-
-class _Nonce(NamedTuple):
-    """Identifies a write by its handle and its number, so that a worker recognises its own writes."""
-
-    session: str
-    number: int
-
-    def __str__(self) -> str:
-        return f"{self.session}-{self.number}"
-
-    @staticmethod
-    def parse(text: str) -> "_Nonce":
-        session, _, number = text.rpartition("-")
-        return _Nonce(session, int(number)) if number.isdecimal() else _Nonce(text, 0)
 
 
 class S3LeaseStore(RowLeaseStore):
@@ -118,9 +106,9 @@ class S3LeaseStore(RowLeaseStore):
         self._rows = MemoryRows()
         self._etag: str | None = None
         """Of the object from which the rows were read, or to which they were saved; None if there is none."""
-        self._written = _Nonce(secrets.token_hex(16), 0)
-        """Our last write that S3 has confirmed; at the start, number 0."""
-        self._sent = self._written
+        self._handle = secrets.token_hex(16)
+        self._written = self._sent = 0
+        """The numbers of our last write that S3 has confirmed, and of the last one that we sent."""
         self._turn = asyncio.Lock()
         self._probes_answered = 0
         self._joined: str | None = None
@@ -129,7 +117,7 @@ class S3LeaseStore(RowLeaseStore):
         self._is_unsure = False
         """The answer to a write was lost: it may have taken effect, or still may."""
         self._has_new_leases = False
-        """Of a handle that has not joined: leases that are saved together with the next change."""
+        """This handle has not joined, and has created leases. They are saved together with the next change."""
         self._refused_count = 0
         self._saved_at = self._confirmed_at = 0.0
         """When the last save began, and when S3 last confirmed that the object is ours."""
@@ -220,17 +208,17 @@ class S3LeaseStore(RowLeaseStore):
         for member in self._rows.scan([Scope("member", self.app, app_id)]):
             if isinstance(member, MemberRow) and member.state == "live":
                 killed.add(member.member_id)
-                self._put(self._member_key(member.member_id), replace(member, state="sealed"))
+                self._put(replace(member, state="sealed"))
         for lease in self._rows.scan([Scope("lease", self.app, app_id, with_finished=False)]):
             if isinstance(lease, LeaseRow):
                 # A worker that was killed may have taken this lease after its last save: that counts (rule D5).
                 takes = lease.takes_without_progress + bool(killed and lease.owner not in killed)
                 epoch = lease.epoch + _EPOCHS_PER_START
-                self._put(self._lease_key(lease.key), replace(lease, epoch=epoch, takes_without_progress=takes))
-        self._put(self._member_key(row.member_id), row)
+                self._put(replace(lease, epoch=epoch, takes_without_progress=takes))
+        self._put(row)
 
-    def _put(self, key: RowKey, row: Row) -> None:
-        self._rows.change([key], lambda _: [row])
+    def _put(self, row: Row) -> None:
+        self._rows.change([self._key_of(row)], lambda _: [row])
 
     async def put_control(self, row: ControlRow) -> None:
         """A running worker would not see it, and would end because somebody else wrote the object."""
@@ -288,9 +276,8 @@ class S3LeaseStore(RowLeaseStore):
             return True
 
     async def applications(self) -> list[str]:
-        with self._translated():
-            names = await self._objects.folders(self._above)
-            found = [name for name in names if await self._objects.etag(f"{self._above}{name}/{_OBJECT}") is not None]
+        names = await self._answer(self._objects.folders(self._above))
+        found = [name for name in names if await self._stored_etag(f"{self._above}{name}/") is not None]
         return sorted(unquote(name) for name in found)
 
     async def check_conditions(self) -> None:
@@ -298,8 +285,7 @@ class S3LeaseStore(RowLeaseStore):
         overwrite it. If a check is cancelled, the next one continues it, so that it also ends on a slow link.
         """
         for replaces in _PROBE_WRITES[self._probes_answered :]:
-            with self._translated():
-                etag = await self._objects.put(self._folder + _PROBE, b"{}", replaces=replaces)
+            etag = await self._answer(self._objects.put(self._folder + _PROBE, b"{}", replaces=replaces))
             if etag is not None and self._probes_answered > 0:
                 raise LeaseStoreInvalidError(
                     f"the server of {self} ignores If-Match and If-None-Match, so two workers could not notice "
@@ -320,33 +306,32 @@ class S3LeaseStore(RowLeaseStore):
         """The rows as they are stored now. While new leases wait for their save, the rows are kept."""
         if self._has_new_leases and not self._is_unsure:
             return
-        with self._translated():
-            stored = await self._objects.get(self._folder + _OBJECT)
+        stored = await self._answer(self._objects.get(self._folder + _OBJECT))
         document, places = (None, {}) if stored is None else self._decode(stored.body)
         before, self._etag = self._etag, None if stored is None else stored.etag
         self._is_unsure = False
         if self._has_new_leases:
-            if self._etag == before or (document is not None and self._is_own(document)):
+            if self._etag == before or (document is not None and self._own_number(document) is not None):
                 return  # nobody else has written: the object is as before, or has our write whose answer was lost
             self._has_new_leases = False
             self._rows.places = places
             raise LeaseStoreError(f"somebody else has just changed application {self.app!r} in {self}")
         self._rows.places, self._has_unsaved = places, False
 
-    def _is_own(self, document: _Document) -> bool:
-        """Whether this handle wrote it: its last confirmed write, or one sent since."""
-        found = _Nonce.parse(document.nonce)
-        return found.session == self._written.session and self._written.number <= found.number <= self._sent.number
+    def _own_number(self, document: _Document) -> int | None:
+        """The number of the write, if it is this handle's last confirmed one or one sent since; None if it is not."""
+        handle, _, number = document.nonce.rpartition("-")
+        is_own = handle == self._handle and number.isdecimal() and self._written <= int(number) <= self._sent
+        return int(number) if is_own else None
 
     async def _write(self, by: str | None = None) -> bool:
         """One PUT, which replaces the object that was read or written last. False if another object is there."""
         await self.check_conditions()
-        self._sent = _Nonce(self._sent.session, self._sent.number + 1)
-        body = self._encode(self._sent, by or self._joined or "")
+        self._sent += 1
+        body = self._encode(by or self._joined or "")
         self._has_unsaved = False
         try:
-            with self._translated():
-                etag = await self._objects.put(self._folder + _OBJECT, body, replaces=self._etag)
+            etag = await self._answer(self._objects.put(self._folder + _OBJECT, body, replaces=self._etag))
         except BaseException:
             self._has_unsaved = self._is_unsure = True
             raise
@@ -368,13 +353,8 @@ class S3LeaseStore(RowLeaseStore):
         async with self._turn:
             while True:
                 began = _now()
-                if self._is_unsure:
+                if self._is_unsure or (not self._has_unsaved and await self._stored_etag(self._folder) != self._etag):
                     await self._read_back()
-                elif not self._has_unsaved:
-                    with self._translated():
-                        is_own = await self._objects.etag(self._folder + _OBJECT) == self._etag
-                    if not is_own:
-                        await self._read_back()
                 if self._end_error is not None or not self._rows.places:
                     return
                 if not self._has_unsaved:
@@ -384,16 +364,18 @@ class S3LeaseStore(RowLeaseStore):
                     self._saved_at = self._confirmed_at = began
                     return
 
+    async def _stored_etag(self, folder: str) -> str | None:
+        return await self._answer(self._objects.etag(folder + _OBJECT))
+
     async def _read_back(self) -> None:
         """Finds out whose object is there: ours, from a write whose answer was lost, or that of another writer."""
-        with self._translated():
-            stored = await self._objects.get(self._folder + _OBJECT)
-            if stored is None:
-                self._rows.places = {}  # as every reader sees: the application is gone
-                return
-            document, _ = self._decode(stored.body)
-        if self._is_own(document):
-            self._etag, self._written, self._is_unsure = stored.etag, _Nonce.parse(document.nonce), False
+        stored = await self._answer(self._objects.get(self._folder + _OBJECT))
+        if stored is None:
+            self._rows.places = {}  # as every reader sees: the application is gone
+            return
+        document, _ = self._decode(stored.body)
+        if (number := self._own_number(document)) is not None:
+            self._etag, self._written, self._is_unsure = stored.etag, number, False
             return
         by = f"worker {document.saved_by!r}" if document.saved_by else "somebody else"
         self._end_error = LeaseStoreInvalidError(
@@ -403,7 +385,7 @@ class S3LeaseStore(RowLeaseStore):
         )
         raise self._end_error
 
-    def _encode(self, nonce: _Nonce, by: str) -> bytes:
+    def _encode(self, by: str) -> bytes:
         places = [place for place, rows in self._rows.places.items() if rows]
         rows = {
             f"{kind} {app_id}".rstrip(): [
@@ -412,7 +394,7 @@ class S3LeaseStore(RowLeaseStore):
             for kind, app, app_id in sorted(places)
         }
         document = _Document(
-            nonce=str(nonce),
+            nonce=f"{self._handle}-{self._sent}",
             saved_at=timestamp(time.time_ns() // 1_000_000),
             saved_by=by,
             shards=self._summary(),
@@ -451,10 +433,10 @@ class S3LeaseStore(RowLeaseStore):
             ) from error
         return document, places
 
-    @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
+    async def _answer(self, call: Awaitable[T]) -> T:
+        """The answer of S3. Errors of AWS become those of a lease store."""
         try:
-            yield
+            return await call
         except (LeaseError, UsageError):
             raise
         except AnabranchError as error:

@@ -177,7 +177,7 @@ class Table:
 
     def _place(self, place: RowKey | Scope) -> tuple[Any, ...]:
         name = place.name if isinstance(place, RowKey) else ()
-        return (place.app,) if self._is_of_apps else (place.app, place.app_id, *name)
+        return (place.app, place.app_id, *name)[: self._key_width]
 
     def _row(self, found: tuple[Any, ...]) -> Any:
         *values, extra = found if self._is_of_apps else found[2:]
@@ -251,10 +251,7 @@ def old_app_row(connection: sqlite3.Connection, app: str) -> AppRow | None:
 
 
 def migrate(connection: sqlite3.Connection, statements: tuple[str, ...], app_ids: Mapping[str, str]) -> None:
-    """Brings tables of version 1 to the present version. Call inside a write transaction.
-
-    Version 1 stored rows under the application's name alone; `app_ids` says under which id they belong.
-    """
+    """Migrates tables of version 1, which have no `app_id`: `app_ids` has it. Call inside a write transaction."""
     found = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     tables = [table for table in TABLES.values() if table.name in found]
     connection.execute("DROP INDEX IF EXISTS anabranch_leases_unfinished")
@@ -317,9 +314,7 @@ class Database:
         self._waiting: deque[Waiting] = deque()
 
     async def create(self, app_ids: Mapping[str, str] | None = None) -> None:
-        """Creates the file and the tables if they do not exist, and migrates tables of an earlier version. `app_ids` is
-        needed for that where the applications are in another file.
-        """
+        """Creates or migrates file and tables. To migrate, `app_ids` is needed if another file has the applications."""
         await self.run(partial(self._create, app_ids))
 
     async def read(self, work: Work[T]) -> T:

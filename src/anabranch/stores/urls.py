@@ -33,7 +33,6 @@ _KNOWN: Final = (
 _TABLE: Final = re.compile(r"[a-zA-Z0-9_.-]{3,255}")
 _REGION: Final = re.compile(r"[a-z]{2}(-[a-z0-9]+)+-[0-9]+|[a-z]+")
 _BUCKET: Final = re.compile(r"[a-zA-Z0-9._-]{3,255}")
-_LATER: Final = ("postgres", "postgresql")
 _PLATFORMS: Final = (
     ("KUBERNETES_SERVICE_HOST", "Kubernetes"),
     ("ECS_CONTAINER_METADATA_URI_V4", "Amazon ECS"),
@@ -49,28 +48,25 @@ def leases_from(environ: Mapping[str, str]) -> str | None:
 
 
 def open_store(leases: str | LeaseStore, app: str, aws: Aws | None = None) -> LeaseStore:
-    """The store for `leases=`, not yet opened. An object is returned as it is. `aws` has the region and credentials of
-    a store in AWS.
-    """
+    """The store for `leases=`, not yet opened. An object is returned as it is. `aws` is for stores in AWS."""
     if not isinstance(leases, str):
         return _checked(leases)
-    scheme, colon, _ = leases.partition(":")
-    scheme = scheme.lower()
-    if scheme == "memory" and leases.lower() in {"memory:", "memory://"}:
-        return MemoryLeaseStore()
-    if scheme == "sqlite" and colon:
-        return SqliteLeaseStore(sqlite_path(leases, f"leases={shown_url(leases)!r}"), app)
-    if scheme == "dynamodb" and colon:
-        return _dynamodb_store(leases, app, aws)
-    if scheme in {"redis", "rediss"} and colon:
-        return _redis_store(leases, app)
-    if scheme == "s3" and colon:
-        return _s3_store(leases, app, aws)
-    if scheme in _LATER and colon:
-        raise ConfigurationError(
-            f"leases={shown_url(leases)!r}: {scheme}:// is not supported yet; supported are {_KNOWN}"
-        )
-    raise ConfigurationError(f"leases={shown_url(leases)!r} is not a lease store: supported are {_KNOWN}")
+    named = f"leases={shown_url(leases)!r}"
+    scheme, colon, rest = leases.partition(":")
+    match scheme.lower() if colon else "":
+        case "memory" if rest in {"", "//"}:
+            return MemoryLeaseStore()
+        case "sqlite":
+            return SqliteLeaseStore(sqlite_path(leases, named), app)
+        case "dynamodb":
+            return _dynamodb_store(leases, named, app, aws)
+        case "redis" | "rediss":
+            return _redis_store(leases, named, app)
+        case "s3":
+            return _s3_store(leases, named, app, aws)
+        case "postgres" | "postgresql" as later:
+            raise ConfigurationError(f"{named}: {later}:// is not supported yet; supported are {_KNOWN}")
+    raise ConfigurationError(f"{named} is not a lease store: supported are {_KNOWN}")
 
 
 def _checked(leases: LeaseStore) -> LeaseStore:
@@ -96,8 +92,8 @@ def _port(parts: SplitResult) -> int | None:
         return 0
 
 
-def _dynamodb_store(url: str, app: str, aws: Aws | None) -> DynamoDbLeaseStore:
-    parts, named = _split(url), f"leases={shown_url(url)!r}"
+def _dynamodb_store(url: str, named: str, app: str, aws: Aws | None) -> DynamoDbLeaseStore:
+    parts = _split(url)
     if parts is None or parts.path.strip("/") or parts.fragment or "@" in parts.netloc:
         raise ConfigurationError(f"{named}: write dynamodb://[table][?region=...][&endpoint=...][&create_table=never]")
     table = unquote(parts.netloc) or DEFAULT_TABLE
@@ -121,8 +117,8 @@ def _dynamodb_store(url: str, app: str, aws: Aws | None) -> DynamoDbLeaseStore:
     )
 
 
-def _redis_store(url: str, app: str) -> RedisLeaseStore:
-    parts, named = _split(url), f"leases={shown_url(url)!r}"
+def _redis_store(url: str, named: str, app: str) -> RedisLeaseStore:
+    parts = _split(url)
     if (
         parts is None
         or not parts.hostname
@@ -162,8 +158,8 @@ def _redis_store(url: str, app: str) -> RedisLeaseStore:
     return RedisLeaseStore(address, app, replicas=int(replicas), accepts_loss=durability is not None)
 
 
-def _s3_store(url: str, app: str, aws: Aws | None) -> S3LeaseStore:
-    parts, named = _split(url), f"leases={shown_url(url)!r}"
+def _s3_store(url: str, named: str, app: str, aws: Aws | None) -> S3LeaseStore:
+    parts = _split(url)
     if parts is None or parts.fragment or "@" in parts.netloc or _BUCKET.fullmatch(parts.netloc) is None:
         raise ConfigurationError(f"{named}: write s3://bucket[/prefix][?region=...][&endpoint=...]")
     violations: list[str] = []
@@ -293,9 +289,7 @@ def container_platform(environ: Mapping[str, str]) -> str | None:
 
 
 def embedded_folder(environ: Mapping[str, str]) -> Path:
-    """The folder of the embedded stores; it may not exist yet. By the XDG base directory specification, only absolute
-    paths count.
-    """
+    """The folder of the embedded stores; it may not exist yet. By the XDG specification, only absolute paths count."""
     state, home = environ.get("XDG_STATE_HOME", ""), environ.get("HOME", "")
     if state.startswith("/"):
         return Path(state) / "anabranch"

@@ -178,10 +178,10 @@ class DetectorFromTheRequest(FailureDetector):
 
 
 class TimerFromTheRequest(without_deadline(with_detector(DetectorFromTheRequest))):
-    def _ask(self, call):
+    def ask(self, call):
         if isinstance(call, PollStore):
-            self.asked_ms = self._moment.now_ms
-        return (yield from super()._ask(call))
+            self.asked_ms = self.moment.now_ms
+        return (yield from super().ask(call))
 
 
 def intercepted(steps, on_answer):
@@ -233,7 +233,7 @@ class HandOffByForce(LeaseMachine):
         steps = super()._plan()
         for key, asked_ms in self.table.asked.items():
             row = self.table.leases[key]
-            if self._moment.now_ms - asked_ms > 3_000 and row.owner not in {None, self.member_id}:
+            if self.moment.now_ms - asked_ms > 3_000 and row.owner not in {None, self.member_id}:
                 steps.append(TakeLease(key, self.member_id, row.owner, row.version))
         return steps
 
@@ -251,8 +251,8 @@ class HeartbeatThatSignals(HeartbeatState):
 
     is_fenced = True
 
-    def registered(self, row, storage):
-        super().registered(row, storage)
+    def registered(self, row, storage, began):
+        super().registered(row, storage, began)
         self.is_fenced = False
 
     def run(self, moment):
@@ -288,8 +288,8 @@ class FenceBySignalToTheLoop(FenceBySignal):
 
     is_fenced = True
 
-    def _ask(self, call):
-        answer = yield from super()._ask(call)
+    def ask(self, call):
+        answer = yield from super().ask(call)
         self.is_fenced = getattr(self.heartbeat, "is_fenced", True)  # before it joins it has none
         return answer
 
@@ -352,8 +352,8 @@ class TableThatTrustsGaps(LeaseTable):
 class GiftIsTakenBack(LeaseMachine):
     """A gift without an answer is taken back."""
 
-    def write(self, step, moment):
-        outcome = yield from super().write(step, moment)
+    def write(self, step):
+        outcome = yield from super().write(step)
         holding = self.table.held.get(step.row.key)
         if outcome == "unknown" and holding is not None and holding.state == "transferring":
             if holding.request is not None:
@@ -381,15 +381,15 @@ class ReaderThatDoesNotWait(Reader):
 class TableThatGivesOldRows(LeaseTable):
     """What was finished since the last commit does not go with the gift."""
 
-    def transfer(self, key, final=None):
-        return super().transfer(key)
+    def transfer(self, key, final):
+        return super().transfer(key, self.held[key].row)
 
 
 class LostCommitIsBelieved(LeaseMachine):
     """A commit without an answer counts as done."""
 
-    def write(self, step, moment):
-        outcome = yield from super().write(step, moment)
+    def write(self, step):
+        outcome = yield from super().write(step)
         holding = self.table.held.get(step.row.key)
         if outcome == "unknown" and holding is not None and holding.state == "held":
             holding.row = replace(step.row, version=holding.row.version + 1)
@@ -430,9 +430,9 @@ class MarkBeforeLeases(LeaseMachine):
 
     def _complete(self, row):
         listing = yield from self._whole_listing(row)
-        marked = yield from self._ask(WriteStream(replace(row, bootstrapped=True), row.version))
+        marked = yield from self.ask(WriteStream(replace(row, bootstrapped=True), row.version))
         for lease in plan_bootstrap(row, listing):
-            yield from self._ask(CreateLease(lease))
+            yield from self.ask(CreateLease(lease))
         return None if isinstance(marked, NoAnswer) else marked
 
 
@@ -440,9 +440,9 @@ class BootstrapAfterReset(LeaseMachine):
     """A running worker that finds no application makes a new one."""
 
     def check_not_reset(self):
-        app = yield from self._ask(ReadApp())
+        app = yield from self.ask(ReadApp())
         if app is None:
-            app = yield from self._ask(OpenApp(replace(self.app, app_id=self._new_member_id())))
+            app = yield from self.ask(OpenApp(replace(self.app, app_id=self._new_member_id())))
         if not isinstance(app, NoAnswer):
             self.app = app
         return not isinstance(app, NoAnswer)

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from anabranch._core.leases.lease_table import Holding
 from anabranch._core.leases.machine import (
     Ended,
-    HandOffRequested,
     Held,
     Joined,
     LeaseMachine,
@@ -24,7 +23,7 @@ from anabranch._core.leases.machine import (
     MemberProfile,
     ReportChanged,
 )
-from anabranch._core.leases.plan import Write
+from anabranch._core.leases.plan import Drain, Write
 from anabranch._core.leases.store_calls import (
     Action,
     Answer,
@@ -109,25 +108,25 @@ class Worker:
         self._reader_class = reader_class
         self._rounds: _Task | None = None
         self._heartbeats: _Task | None = None
-        self._drive("main", self.machine.open(_APP, "simulated", self._moment()), self._check_fleet)
+        self._drive("main", self.machine.open(_APP, "simulated"), self._check_fleet)
 
     def _check_fleet(self, _: AppRow) -> None:
-        self._drive("main", self.machine.check_fleet(self._moment()), self._begin_streams)
+        self._drive("main", self.machine.check_fleet(), self._begin_streams)
 
     def _begin_streams(self, _: object) -> None:
         """One after another; then it joins."""
         left = [row for row in STREAMS if row.stream_key in self.host.streams and row.stream_key not in self._begun]
         if left:
             self._begun.append(left[0].stream_key)
-            self._drive("main", self.machine.begin_stream(left[0], self._moment()), self._begin_streams)
+            self._drive("main", self.machine.begin_stream(left[0]), self._begin_streams)
         else:
             self._join()
 
     def _join(self) -> None:
-        self._drive("main", self.machine.join(self.host.streams, self._moment()), self._run)
+        self._drive("main", self.machine.join(self.host.streams), self._run)
 
     def _run(self, _: None) -> None:
-        self._rounds = self._drive("main", self.machine.run(self._moment()))
+        self._rounds = self._drive("main", self.machine.run())
 
     def may_start(self) -> bool:
         """Rule L8: asked immediately before the start."""
@@ -135,10 +134,10 @@ class Worker:
 
     def write(self, row: LeaseRow, done: Callable[[Any], None]) -> None:
         step = Write(row, self.machine.table.held[row.key].row.version)
-        self._drive("main", self.machine.write(step, self._moment()), done)
+        self._drive("main", self.machine.write(step), done)
 
     def transfer(self, key: LeaseKey, final: LeaseRow, done: Callable[[Any], None]) -> None:
-        self._drive("main", self.machine.transfer(key, final, self._moment()), done)
+        self._drive("main", self.machine.transfer(key, final), done)
 
     # a clean stop
 
@@ -161,7 +160,8 @@ class Worker:
                 self.host.journal.handed_over(self.process.true_ms(), self.app_id, key, reader.tenure)
         self._end()
         if self.machine.member_id:
-            self._advance(_Task("main", self.machine.leave(self._moment()), _ignore, is_last=True), None)
+            self.machine.moment = self._moment()
+            self._advance(_Task("main", self.machine.leave(), _ignore, is_last=True), None)
 
     def _end(self) -> None:
         self.has_stopped = True
@@ -174,6 +174,7 @@ class Worker:
 
     def _drive(self, lane: Lane, steps: Steps[Any], done: "Callable[[Any], None] | None" = None) -> _Task:
         task = _Task(lane, steps, done or _ignore)
+        self.machine.moment = self._moment()
         self._advance(task, None)
         return task
 
@@ -259,7 +260,7 @@ class Worker:
                     self.readers[change.holding.row.key] = self._reader_class(self, change.holding)
                 case Lost():
                     self.readers.pop(change.key, None)
-                case HandOffRequested():
+                case Drain():
                     self.readers[change.request.key].drain()
                 case Joined():
                     steps = change.heartbeat.run(self._moment())

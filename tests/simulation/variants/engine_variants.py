@@ -97,10 +97,10 @@ def _end_trimmed_at_once(original):
 def _mark_and_die(self, row):
     """Marks the bootstrap as complete first, and fails half-way through the leases."""
     listing = yield from self._whole_listing(row)
-    yield from self._ask(WriteStream(replace(row, bootstrapped=True), row.version))
+    yield from self.ask(WriteStream(replace(row, bootstrapped=True), row.version))
     plan = plan_bootstrap(row, listing, [])
     for lease in plan[: len(plan) // 2 + 1]:
-        yield from self._ask(CreateLease(lease))
+        yield from self.ask(CreateLease(lease))
     raise TransportError("half-way")
 
 
@@ -213,9 +213,9 @@ def _take_without_seal():
 
 def _create_app_again(self):
     """A running worker creates its application if the store does not have it."""
-    app = yield from self._ask(ReadApp())
+    app = yield from self.ask(ReadApp())
     if app is None or (not isinstance(app, NoAnswer) and app.app_id != self.app.app_id):
-        opened = yield from self._ask(OpenApp(self.app))
+        opened = yield from self.ask(OpenApp(self.app))
         self.app = self.app if isinstance(opened, NoAnswer) else opened
     return True
 
@@ -306,7 +306,7 @@ async def _keep_abandoned_continuation(self, shard, stream):
             return
 
 
-def _all_unheld(self, keys, moment):
+def _all_unheld(self, keys):
     yield from ()
     return keys
 

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from anabranch._core.leases.heartbeat import HeartbeatState
+from anabranch._core.leases.store_calls import Moment
 from anabranch._core.leases.timing import lease_timing
 from anabranch._engine.fleet import EXIT_STATUS, ExitOnLeaseExpiry
 from anabranch._model.leases import MemberRow
@@ -22,8 +23,7 @@ class Guarded:
     def __init__(self, running):
         self.clock = ManualClock(now_ms=1_000)
         self.heart = HeartbeatState("a#1", TIMING)
-        self.heart.begin_registration(self.clock.now_ms(), self.clock.wall_ms())
-        self.heart.answered(ROW)
+        self.heart.registered(ROW, "disk", Moment(self.clock.now_ms(), self.clock.wall_ms()))
         self.said, self.ended = [], []
         guard = ExitOnLeaseExpiry(self.heart, self.clock, lambda: running, self.said.append, self.ended.append)
         self.task = asyncio.create_task(guard.run())

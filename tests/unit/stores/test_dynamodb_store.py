@@ -336,12 +336,13 @@ def test_access_that_is_denied_at_the_start_ends_it():
     assert (type(error), error.code) == (LeaseStoreInvalidError, "access_denied")
 
 
-def test_a_row_that_cannot_be_read_is_named():
+@pytest.mark.parametrize("attribute, text", [("epoch", "many"), ("SK", "l#1:orders:1#first#shardId-000000000007")])
+def test_a_row_that_cannot_be_read_is_named(attribute, text):
     database = MemoryDynamoDb()
     store = opened(database)
     asyncio.run(store.create_lease(LeaseRow(key=SHARD)))
     (lease,) = [item for key, item in database.tables["anabranch"].items() if key[1].startswith("l#")]
-    lease["epoch"] = {"S": "many"}
+    lease[attribute] = {"S": text}
     error = failure(store.read_leases())
     assert "shardId-000000000007) of DynamoDB table 'anabranch' cannot be read" in str(error)
 

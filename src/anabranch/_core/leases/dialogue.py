@@ -42,28 +42,25 @@ class StoreDialogue:
     def __init__(self, entropy: Entropy) -> None:
         self._entropy = entropy
         self.app = AppRow(app="", app_id="", created_wall_ms=0)
-        """As it was opened."""
+        """The application's row, as it was when it was opened."""
         self.trouble: NoAnswer | None = None
         """Why the last store call had no answer; None if it had one."""
-        self._moment = Moment(0, 0)
+        self.moment = Moment(0, 0)
+        """The present time. The driver sets it before each operation; then each answer brings it."""
         self._changes: list[Any] = []
         self._failure_count = 0
         """Store calls without an answer. After one, the next call may reach another storage (rule L13)."""
         self.root_count = 0
         """How many leases the stream had when it began here."""
 
-    def ask(self, call: StoreCall[T], moment: Moment) -> Steps[T | NoAnswer]:
-        """A read, or a write whose outcome no lease depends on."""
-        self._moment = moment
-        return (yield from self._ask(call))
-
-    def _ask(self, call: StoreCall[T]) -> Steps[T | NoAnswer]:
+    def ask(self, call: StoreCall[T]) -> Steps[T | NoAnswer]:
+        """From outside: only a read, or a write whose outcome no lease depends on."""
         try:
             answer = yield call
         except BaseException:
             self._failure_count += 1  # cancelled, or a permanent error: the call may have taken effect
             raise
-        self._moment = answer.moment
+        self.moment = answer.moment
         value: T | NoAnswer = answer.value
         if isinstance(value, NoAnswer):
             self._failure_count += 1
@@ -72,18 +69,18 @@ class StoreDialogue:
             self.trouble = None
         return value
 
-    def _ask_until_answered(self, make: Callable[[], StoreCall[T]]) -> Steps[T]:
+    def _ask_until_answered(self, call: StoreCall[T]) -> Steps[T]:
         """The answer of the first try that has one. An unreachable store delays a start, which gives up in the end."""
-        return (yield from self._repeat(lambda: self._ask(make())))
+        return (yield from self._repeat(lambda: self.ask(call)))
 
     def _repeat(self, attempt: Callable[[], Steps[T | NoAnswer]]) -> Steps[T]:
         """The result of the first attempt in which every call has an answer."""
-        began_ms = self._moment.now_ms
+        began_ms = self.moment.now_ms
         for tries in range(1, TRIES_MAX + 1):
             result = yield from attempt()
             if not isinstance(result, NoAnswer):
                 if tries > FAILURES_REPORTED_MIN:
-                    seconds = (self._moment.now_ms - began_ms) / 1000
+                    seconds = (self.moment.now_ms - began_ms) / 1000
                     self._changes.append(StoreAnswered(failure_count=tries - 1, seconds=seconds))
                 return result
             self._report_unanswered(tries)
@@ -98,7 +95,7 @@ class StoreDialogue:
         raise LeaseStoreError(f"{self.trouble.error}, {TRIES_MAX} times in a row", code=self.trouble.code)
 
     def _wait(self, duration_ms: int, *, wakeable: bool = False) -> Steps[None]:
-        self._moment = (yield calls.Wait(self._moment.now_ms + duration_ms, wakeable=wakeable)).moment
+        self.moment = (yield calls.Wait(self.moment.now_ms + duration_ms, wakeable=wakeable)).moment
 
     def _report_unanswered(self, failures: int) -> None:
         """From the second failure on, then less and less often."""
@@ -111,7 +108,7 @@ class StoreDialogue:
 
     def _find_app(self) -> Steps[AppRow | NoAnswer]:
         """Raises if the application is gone, or another is in its place (rule L14)."""
-        app = yield from self._ask(calls.ReadApp())
+        app = yield from self.ask(calls.ReadApp())
         return app if isinstance(app, NoAnswer) else self._recognise(app)
 
     def _recognise(self, app: AppRow | None) -> AppRow:
@@ -148,10 +145,9 @@ class StoreDialogue:
 
     # the streams
 
-    def begin_stream(self, proposal: StreamRow, moment: Moment) -> Steps[StreamRow]:
+    def begin_stream(self, proposal: StreamRow) -> Steps[StreamRow]:
         """Returns the stream's row once all its root leases exist, no matter who created them."""
-        self._moment = moment
-        self._report_if_recreated(proposal, (yield from self._ask_until_answered(calls.ReadStreams)))
+        self._report_if_recreated(proposal, (yield from self._ask_until_answered(calls.ReadStreams())))
         row = yield from self._put_stream(proposal)
         while True:
             begun = yield from (self._confirm(row) if row.bootstrapped else self._complete(row))
@@ -167,10 +163,9 @@ class StoreDialogue:
                     f"`anabranch apps delete {self.app.app}`"
                 )
 
-    def lease_rows(self, row: StreamRow, moment: Moment) -> Steps[list[LeaseRow]]:
+    def lease_rows(self, row: StreamRow) -> Steps[list[LeaseRow]]:
         """All lease rows of this stream and generation, finished ones included."""
-        self._moment = moment
-        rows = _of(row, (yield from self._ask_until_answered(lambda: calls.ReadLeases(with_finished=True))))
+        rows = _of(row, (yield from self._ask_until_answered(calls.ReadLeases(with_finished=True))))
         self.root_count = len(rows)
         return rows
 
@@ -188,11 +183,11 @@ class StoreDialogue:
     def _put_stream(self, row: StreamRow) -> Steps[StreamRow]:
         """Returns the row that the store has now."""
         yield from self._repeat(self._find_app)
-        return (yield from self._ask_until_answered(lambda: calls.PutStream(row)))
+        return (yield from self._ask_until_answered(calls.PutStream(row)))
 
     def _confirm(self, row: StreamRow) -> Steps[StreamRow | None]:
-        """Returns None if there are no leases: we never remove all rows of a stream (rule S6)."""
-        return row if (yield from self.lease_rows(row, self._moment)) else None
+        """None if there are no leases: somebody deleted them, because a stream keeps some of its rows (rule S6)."""
+        return row if (yield from self.lease_rows(row)) else None
 
     def _complete(self, row: StreamRow) -> Steps[StreamRow | None]:
         """Creates the root leases in order, then sets the mark. None if another worker did it or the row changed."""
@@ -205,7 +200,7 @@ class StoreDialogue:
             for lease in self._own_part(missing):
                 if not (yield from self._repeat(partial(self._is_unmarked, row))):
                     return None
-                yield from self._ask_until_answered(partial(calls.CreateLease, lease))
+                yield from self._ask_until_answered(calls.CreateLease(lease))
 
     def _own_part(self, missing: tuple[LeaseRow, ...]) -> tuple[LeaseRow, ...]:
         """Workers that start together share the work: each creates some of many leases, then looks again."""
@@ -220,14 +215,14 @@ class StoreDialogue:
         during which the worker was suspended is repeated.
         """
         while True:
-            asked = self._moment
-            streams = yield from self._ask(calls.ReadStreams())
+            asked = self.moment
+            streams = yield from self.ask(calls.ReadStreams())
             if isinstance(streams, NoAnswer):
                 return streams
             app = yield from self._find_app()
             if isinstance(app, NoAnswer):
                 return app
-            now = self._moment
+            now = self.moment
             if max(now.now_ms - asked.now_ms, now.wall_ms - asked.wall_ms) <= CHECK_MS_MAX:
                 return not any(known.stream_key == row.stream_key and known.bootstrapped for known in streams)
 
@@ -235,7 +230,7 @@ class StoreDialogue:
         self, row: StreamRow, listing: list[Shard]
     ) -> Steps[tuple[tuple[LeaseRow, ...], StreamRow | None] | NoAnswer]:
         """Returns the missing leases, or sets the mark and returns the row."""
-        rows = yield from self._ask(calls.ReadLeases(with_finished=True))
+        rows = yield from self.ask(calls.ReadLeases(with_finished=True))
         if isinstance(rows, NoAnswer):
             return rows
         missing = plan_bootstrap(row, listing, _of(row, rows))
@@ -245,13 +240,13 @@ class StoreDialogue:
         app = yield from self._find_app()
         if isinstance(app, NoAnswer):
             return app
-        marked = yield from self._ask(calls.WriteStream(replace(row, bootstrapped=True), row.version))
+        marked = yield from self.ask(calls.WriteStream(replace(row, bootstrapped=True), row.version))
         return marked if isinstance(marked, NoAnswer) else ((), marked)
 
     def _whole_listing(self, row: StreamRow) -> Steps[list[Shard]]:
         for _ in range(LISTINGS_MAX):
             answer = yield calls.ListShards(listing_filter(row.origin))
-            self._moment = answer.moment
+            self.moment = answer.moment
             listing: list[Shard] = answer.value
             plan = plan_bootstrap(row, listing)
             if not isinstance(plan, IncompleteListing):

@@ -40,15 +40,13 @@ class HeartbeatState:
         self._attempt = 0
         self._began: tuple[int, int] | None = None
         """When the attempt in flight began, on both clocks. Its answer counts from then."""
-        self._tried_at_ms = 0
-        self._first_registration: tuple[int, int] | None = None
         self._storage: str | None = None
         self._is_storage_confirmed = True
         """No call has failed since the storage was last confirmed to be the one that this member registered in."""
 
-    def registered(self, row: MemberRow, storage: str) -> None:
-        """The store answered the registration. `storage` is the identity that it reported just before."""
-        self._storage = storage
+    def registered(self, row: MemberRow, storage: str, began: Moment) -> None:
+        """`began`: when the registration was first tried. `storage`: what the store identified as just before it."""
+        self._storage, self._began = storage, began
         self.answered(row)
 
     def run(self, moment: Moment) -> Steps[None]:
@@ -90,15 +88,9 @@ class HeartbeatState:
 
     def begin(self, now_ms: int, wall_ms: int) -> HeartbeatWrite:
         """Call before building the request."""
-        self._began, self._tried_at_ms, self.next_heartbeat_ms = (now_ms, wall_ms), now_ms, None
+        self._began, self.next_heartbeat_ms = (now_ms, wall_ms), None
         self._attempt += 1
         return replace(self.report, attempt=self._attempt)
-
-    def begin_registration(self, now_ms: int, wall_ms: int) -> None:
-        """The registration is heartbeat number zero. A repeated one counts from the first."""
-        if self._first_registration is None:
-            self._first_registration = (now_ms, wall_ms)
-        self._began, self._tried_at_ms, self.next_heartbeat_ms = self._first_registration, now_ms, None
 
     def answered(self, row: MemberRow | None) -> None:
         """The store answered with the stored row; None if there is no such row."""
@@ -118,12 +110,10 @@ class HeartbeatState:
 
     def failed(self, now_ms: int, trouble: NoAnswer) -> None:
         """Timeout or error: the outcome is unknown, so only the time of the next attempt changes."""
-        if self._began is None:
-            return
-        self._began = None
-        if self.status.fence.ending is None:
+        began, self._began = self._began, None
+        if began is not None and self.status.fence.ending is None:
             self.status = replace(self.status, trouble=trouble)
-            self.next_heartbeat_ms = max(now_ms, self._tried_at_ms + self.timing.call_deadline_ms)
+            self.next_heartbeat_ms = max(now_ms, began[0] + self.timing.call_deadline_ms)
 
     def wake(self, now_ms: int) -> None:
         """Send the next heartbeat now, unless one is in flight: there is something to report."""

@@ -60,8 +60,7 @@ class Inquiry(msgspec.Struct):
 
     request: LookRequest
     keys: dict[LeaseKey, None]
-    """The leases that had no row when it began. One that was seen or named by a member since then is no longer in it.
-    """
+    """The leases that had no row when it began, without those that a member has seen or named since then."""
     members: frozenset[str]
     """The members that were live when it began. One that joins later finds no row, so it cannot hold such a lease
     unless the row is created again; then it names the lease.
@@ -76,9 +75,7 @@ class LeaseTable:
     def __init__(self, member_id: str, expiry_ms: int) -> None:
         self.member_id = member_id
         self.streams: Collection[str] | None = None
-        """Keys of the streams that this member reads; None: all. It knows the leases of the others too, because all
-        members must make the same plan.
-        """
+        """Keys of the streams that this member reads; None: all. Every member plans the leases of all streams."""
         self.leases: dict[LeaseKey, LeaseRow] = {}
         self.held: dict[LeaseKey, Holding] = {}
         """In the order of taking."""
@@ -93,8 +90,7 @@ class LeaseTable:
         self.rolled_back = False
         """The store lost acknowledged writes (rule L13): drop everything and join as a new member."""
         self.answered: dict[str, None] = {}
-        """Short names of answered hand-off requests. Heartbeats report them until the member's row no longer has them.
-        """
+        """Short names of the requests that heartbeats report as answered, until the member's row has them no more."""
         self.asked: dict[LeaseKey, int] = {}
         """Leases that this member requested, and when."""
         self.not_wanted_until: dict[LeaseKey, int] = {}
@@ -138,9 +134,7 @@ class LeaseTable:
         self._no_read_before_ms = 0
 
     def forget(self) -> None:
-        """The storage was replaced: versions seen before mean nothing. Epochs still count, because handlers have seen
-        them as fence tokens.
-        """
+        """The storage was replaced: versions mean nothing now. Epochs stay, because handlers have seen them."""
         for key, row in self.leases.items():
             self.epoch_floors[key] = max(row.epoch, self.epoch_floors.get(key, 0))
         self.leases.clear()
@@ -172,9 +166,7 @@ class LeaseTable:
             self._void_inquiry(self._changed_by_others)
 
     def _void_inquiry(self, keys: Iterable[LeaseKey]) -> None:
-        """These leases have a row again, or had one. If it is missing once more, a member may have taken them in
-        between.
-        """
+        """These leases have, or had, a row again: a member may have taken them, even if it is missing once more."""
         if self.inquiry is not None:
             for key in keys:
                 self.inquiry.keys.pop(key, None)
@@ -254,7 +246,12 @@ class LeaseTable:
         self.leases[row.key] = row
         self.vanished.pop(row.key, None)
         self._void_inquiry([row.key])
-        if known is None or known.owner != row.owner or _plans_differ(known, row):
+        if (
+            known is None
+            or known.owner != row.owner
+            or known.is_finished != row.is_finished
+            or weight(known) != weight(row)
+        ):
             self.changed = True
         if known is not None and known.owner != row.owner:
             self.asked.pop(row.key, None)
@@ -289,7 +286,7 @@ class LeaseTable:
         self.report_change(key)
 
     def drop_transferred(self, key: LeaseKey) -> None:
-        """A transfer without an answer, and then no row: another member may hold the lease, and restores its row."""
+        """The transfer got no answer, and the row is gone: another member may hold the lease, and restore the row."""
         holding = self.held[key]
         if holding.pending_transfer is not None:
             self.leases[key] = holding.pending_transfer
@@ -346,15 +343,14 @@ class LeaseTable:
         holding.state, holding.request = "held", None
         holding.kept_until_ms = now_ms + MOVE_COOL_DOWN_MS
 
-    def transfer(self, key: LeaseKey, final: LeaseRow | None = None) -> LeaseRow:
-        """Give a drained lease to the member that requested it, or release it. `final` has the last checkpoint. This
-        holding starts no record from now on.
+    def transfer(self, key: LeaseKey, final: LeaseRow) -> LeaseRow:
+        """Gives a drained lease to its requester, or releases it, with the checkpoint of `final`. From now on, none of
+        its records is started.
         """
         holding = self.held[key]
         owner = None if holding.request is None else holding.request.requester
-        row = holding.row if final is None else final
         # A gift replaces a take, so the epoch grows: the new owner needs a higher fence token.
-        holding.pending_transfer = replace(row, owner=owner, epoch=row.epoch + (owner is not None))
+        holding.pending_transfer = replace(final, owner=owner, epoch=final.epoch + (owner is not None))
         holding.state = "transferring"
         return holding.pending_transfer
 
@@ -372,7 +368,3 @@ class LeaseTable:
 def weight(row: LeaseRow) -> int:
     """How much a lease counts in the balance: 0 while its shard is paused or stopped."""
     return 0 if row.paused or row.stopped is not None else 1
-
-
-def _plans_differ(known: LeaseRow, row: LeaseRow) -> bool:
-    return known.is_finished != row.is_finished or weight(known) != weight(row)

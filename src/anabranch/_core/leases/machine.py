@@ -12,7 +12,6 @@ sender runs.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from typing import Final, Literal, NoReturn, TypeVar
 
 import msgspec
@@ -27,7 +26,6 @@ from anabranch._core.leases.members import (
     FailureDetector,
     incompatible_members,
     joined_before,
-    members_with_worker_id,
     mismatch,
     settings_of,
 )
@@ -38,8 +36,6 @@ from anabranch._core.leases.plan import (
     Step,
     Write,
     Written,
-    apply_lease,
-    apply_leases,
     apply_members,
     apply_seal,
     apply_take,
@@ -58,7 +54,6 @@ from anabranch._model.leases import (
     AppRow,
     Conflict,
     ControlRow,
-    HandOffRequest,
     HeartbeatWrite,
     LeaseKey,
     LeaseRow,
@@ -125,12 +120,6 @@ class Lost(msgspec.Struct, frozen=True):
         return self.reason in {"finished", "given", "released"}
 
 
-class HandOffRequested(msgspec.Struct, frozen=True):
-    """Drain this lease, then transfer it."""
-
-    request: HandOffRequest
-
-
 class Joined(msgspec.Struct, frozen=True):
     """Send the heartbeats of this member."""
 
@@ -151,7 +140,7 @@ class CommandsSeen(msgspec.Struct, frozen=True):
     commands: tuple[ControlRow, ...]
 
 
-Change = Held | Lost | HandOffRequested | Joined | Ended | ReportChanged | CommandsSeen | Event
+Change = Held | Lost | Drain | Joined | Ended | ReportChanged | CommandsSeen | Event
 
 
 def lease_row_deleted(row: LeaseRow, *, repeats: bool) -> LeaseRowDeleted:
@@ -181,7 +170,7 @@ class LeaseMachine(StoreDialogue):
         self._status = StatusReporter("")
         self._reads_healthy = True
         self._ending: Ending | None = None
-        """How this side ended its member. The heartbeats' side publishes its own."""
+        """How the machine ended its member. The heartbeats publish an ending that they saw."""
         self._followed: dict[LeaseKey, Holding] = {}
         """The holdings that were handed out as `Held`."""
         self._writing: dict[LeaseKey, None] = {}
@@ -215,9 +204,7 @@ class LeaseMachine(StoreDialogue):
         return self.heartbeat.gate.allows(now_ms, wall_ms) and not self.table.rolled_back
 
     def is_read_by_others(self, row: LeaseRow, now_ms: int) -> bool:
-        """Whether another process holds this lease and sends heartbeats. The last heartbeats of the members that this
-        process was before may be recent too, but nobody reads their shards.
-        """
+        """Whether another process holds this lease and sends heartbeats. Earlier members of this one do not count."""
         owner = row.owner
         return owner is not None and owner not in self._earlier_ids and self.detector.is_heartbeating(owner, now_ms)
 
@@ -233,40 +220,40 @@ class LeaseMachine(StoreDialogue):
 
     # start
 
-    def open(self, app: AppRow, store_name: str, moment: Moment, *, may_create: bool = True) -> Steps[AppRow]:
+    def open(self, app: AppRow, store_name: str, *, may_create: bool = True) -> Steps[AppRow]:
         """Finds the application's row, or creates it where that is allowed (rule L14). Only a start does this."""
-        self._moment = moment
-        if not may_create and (yield from self._ask_until_answered(calls.ReadApp)) is None:
+        if not may_create and (yield from self._ask_until_answered(calls.ReadApp())) is None:
             raise LeaseStoreInvalidError(
                 f"there is no application {app.app!r} in {store_name}, and LeaseSettings(create='never') "
                 "creates none: check app= and leases=; if the store was emptied, restore it; to start from scratch, "
                 "start one worker with create='if_missing'"
             )
 
-        def propose() -> calls.OpenApp:
-            # Each try proposes another identity: an application with the one before may have been deleted since.
-            return calls.OpenApp(replace(app, app_id=f"{self._entropy.getrandbits(128):032x}"))
-
-        self.app = self._check_place((yield from self._ask_until_answered(propose)))
+        self.app = self._check_place((yield from self._repeat(lambda: self._propose(app))))
         return self.app
 
-    def check_fleet(self, moment: Moment) -> Steps[None]:
+    def _propose(self, app: AppRow) -> Steps[AppRow | NoAnswer]:
+        """Each try proposes another identity: an application with the one before may have been deleted since."""
+        return self.ask(calls.OpenApp(replace(app, app_id=f"{self._entropy.getrandbits(128):032x}")))
+
+    def check_fleet(self) -> Steps[None]:
         """Raises if this worker does not share the settings of a live fleet. Call it before anything else is written,
         and once in a process: a process that resumes after a pause must not seal its successor (rule L17).
         """
-        self._moment = moment
         if self.profile.is_exclusive:
             yield from self._seal_earlier()
         yield from self._be_admitted()
 
     def _seal_earlier(self) -> Steps[None]:
+        """Seals the earlier runs of this worker: no other process has its id, so they are dead (rule L17)."""
         for _ in range(SEAL_ROUNDS):
-            poll = yield from self._ask_until_answered(calls.PollStore)
-            earlier = members_with_worker_id(self.profile.worker_id, poll.members)
+            poll = yield from self._ask_until_answered(calls.PollStore())
+            worker_id = self.profile.worker_id
+            earlier = [row for row in poll.members if row.state == "live" and row.worker_id == worker_id]
             if not earlier:
                 return
             for row in earlier:
-                sealed = yield from self._ask_until_answered(partial(calls.Seal, row.member_id, row.counter))
+                sealed = yield from self._ask_until_answered(calls.Seal(row.member_id, row.counter))
                 if sealed is not None and sealed.state == "sealed":
                     self._changes.append(MemberEvicted(member_id=row.member_id))
 
@@ -274,42 +261,40 @@ class LeaseMachine(StoreDialogue):
         """Returns when no incompatible member is live; raises if one stays alive (rule U2)."""
         admission = Admission(self._me, self.timing, any_order=self.profile.any_order)
         while True:
-            poll = yield from self._ask_until_answered(calls.PollStore)
-            review = admission.review(poll.members, poll.known_dead, self._moment.now_ms)
+            poll = yield from self._ask_until_answered(calls.PollStore())
+            review = admission.review(poll.members, poll.known_dead, self.moment.now_ms)
             if review.refused_by is not None:
                 raise mismatch(self._me, review.refused_by)
             if review.is_admitted:
                 return
             for seal in review.seals:
-                yield from self._ask_until_answered(partial(calls.Seal, seal.member_id, seal.observed_counter))
+                yield from self._ask_until_answered(seal)
             if not review.seals:
                 yield from self._wait(self.timing.poll_interval_ms)
 
-    def join(self, streams: Collection[str], moment: Moment) -> Steps[None]:
+    def join(self, streams: Collection[str]) -> Steps[None]:
         """Registers a member and checks whether it may stay. `streams` are the keys of the streams that it reads."""
-        self._moment = moment
         self.table.streams = streams
         yield from self._join()
 
     def _join(self) -> Steps[None]:
         self._become_new_member()
-        heartbeat, tries = self.heartbeat, 0
+        heartbeat, began, tries = self.heartbeat, self.moment, 0
         while True:
-            heartbeat.begin_registration(*self._moment)
-            storage = yield from self._ask(calls.ReadIncarnation())
-            row = storage if isinstance(storage, NoAnswer) else (yield from self._ask(calls.RegisterMember(self._me)))
+            storage = yield from self.ask(calls.ReadIncarnation())
+            row = storage if isinstance(storage, NoAnswer) else (yield from self.ask(calls.RegisterMember(self._me)))
             if not isinstance(storage, NoAnswer) and not isinstance(row, NoAnswer):
                 break
             tries += 1
             self._report_unanswered(tries)
             yield from self._wait(self.timing.call_deadline_ms)
         assert isinstance(row, MemberRow)
-        heartbeat.registered(row, storage)
+        heartbeat.registered(row, storage, began)
         try:
             # Before the first heartbeat, which confirms the membership.
             yield from self._be_admitted()
         except FleetMismatchError:
-            yield from self.leave(self._moment)
+            yield from self.leave()
             raise
         self._changes.append(Joined(heartbeat))
 
@@ -336,24 +321,22 @@ class LeaseMachine(StoreDialogue):
             order=profile.order,
             shards_max=profile.shards_max,
             streams=tuple(sorted(short_id(key) for key in self.table.streams or ())),
-            joined_wall_ms=self._moment.wall_ms,
+            joined_wall_ms=self.moment.wall_ms,
         )
 
     # rounds
 
-    def run(self, moment: Moment) -> Steps[NoReturn]:
+    def run(self) -> Steps[NoReturn]:
         """Rounds, about one a second."""
-        self._moment = moment
         while True:
             self._is_round_due = False
-            yield from self.round(self._moment)
+            yield from self.round()
             if self.ending is None and not self._is_round_due:
                 poll_interval_ms = self.timing.poll_interval_for(len(self.detector.live()))
                 yield from self._wait(poll_interval_ms, wakeable=True)
 
-    def round(self, moment: Moment) -> Steps[None]:
+    def round(self) -> Steps[None]:
         """Reads the store, then makes and performs one plan. A member that has ended is replaced first."""
-        self._moment = moment
         if self.ending is not None:
             yield from self._start_again(self.ending)
         has_observed = yield from self._observe()
@@ -388,18 +371,18 @@ class LeaseMachine(StoreDialogue):
     def _observe(self) -> Steps[bool]:
         table = self.table
         failures, acknowledged = self._failure_count, self.heartbeat.status.row
-        poll = yield from self._ask(calls.PollStore())
+        poll = yield from self.ask(calls.PollStore())
         if isinstance(poll, NoAnswer) or not (yield from self._check_storage(poll.evidence, failures)):
             return False
         self._status.observe_mark(self._recognise(poll.app).watch)
         if poll.evidence is None and acknowledged is not None:
             self._compare_counter(poll.members, acknowledged)
-        apply_members(table, self.detector, poll.members, self._moment.now_ms)
+        apply_members(table, self.detector, poll.members, self.moment.now_ms)
         self._known_dead = poll.known_dead
         if poll.commands:
             self._changes.append(CommandsSeen(poll.commands))
         looks = self._unanswered_looks(poll.members)
-        if looks or table.wants_all_leases(self._moment.now_ms):
+        if looks or table.wants_all_leases(self.moment.now_ms):
             is_read = yield from self._read_all(looks)
         else:
             is_read = table.has_read_all and (yield from self._read_changed())
@@ -409,12 +392,10 @@ class LeaseMachine(StoreDialogue):
         return self.ending is None
 
     def _read_all(self, looks: Collection[str]) -> Steps[bool]:
-        """Reads all leases, and answers the requests to look at the own ones. False if an answer is missing, or another
-        storage gave it.
-        """
+        """Reads all leases, which answers the requests `looks`. False: no answer, or one from another storage."""
         table = self.table
         failures, held = self._failure_count, {key: holding.row.version for key, holding in table.held.items()}
-        leases = yield from self._ask(calls.ReadLeases())
+        leases = yield from self.ask(calls.ReadLeases())
         self._delay_next_read(None if isinstance(leases, NoAnswer) else len(leases))
         # The application comes last: while it is deleted, its other rows vanish one by one.
         if isinstance(leases, NoAnswer) or not (yield from self.check_not_reset()):
@@ -425,7 +406,9 @@ class LeaseMachine(StoreDialogue):
             table.rolled_back = True
         if not (yield from self._is_same_storage()):
             return False
-        apply_leases(table, self.detector, leases, self._moment.now_ms)
+        table.observe_leases(leases, self.moment.now_ms)
+        owners = dict.fromkeys(row.owner for row in leases if row.owner is not None)
+        self.detector.observe_owners(owners, self.moment.now_ms)
         if (yield from self._write_missing(held, leases)):
             table.answered |= dict.fromkeys(looks)
         return True
@@ -438,7 +421,7 @@ class LeaseMachine(StoreDialogue):
         pause_ms = self.timing.read_pause_for(len(self.detector.live()), lease_count)
         if pause_ms:
             turns = self._entropy.random() + (0.0 if read_count is None else 0.5)
-            self.table.delay_read(self._moment.now_ms + round(pause_ms * turns))
+            self.table.delay_read(self.moment.now_ms + round(pause_ms * turns))
 
     def _unanswered_looks(self, members: Sequence[MemberRow]) -> list[str]:
         """Unanswered requests to look at all leases that this member holds (rule L18)."""
@@ -447,9 +430,7 @@ class LeaseMachine(StoreDialogue):
         return [name for name in wanted if name.startswith(LOOK_PREFIX) and name not in self.table.answered]
 
     def _write_missing(self, held: Mapping[LeaseKey, int], rows: Sequence[LeaseRow]) -> Steps[bool]:
-        """Held leases without a row: a write restores the row, or shows that it is there. False: it is not clear yet
-        whether each of them has a row.
-        """
+        """Writes held leases that have no row: that restores it, or shows it. False: some are not clear yet."""
         present, is_clear = {row.key for row in rows}, True
         for key, version in held.items():
             holding = self.table.held.get(key)
@@ -458,7 +439,7 @@ class LeaseMachine(StoreDialogue):
             if holding.state == "transferring" or key in self._writing:
                 is_clear = False  # that write restores the row
             else:
-                outcome = yield from self.write(Write(holding.row, version), self._moment)
+                outcome = yield from self.write(Write(holding.row, version))
                 is_clear = is_clear and outcome in {"written", "lost"}
         return is_clear
 
@@ -466,15 +447,17 @@ class LeaseMachine(StoreDialogue):
         """Reads the leases that others have named. False if an answer is missing, or another storage gave it."""
         rows: dict[LeaseKey, LeaseRow | None] = {}
         # There are more than CHANGED_MAX only while the read of all leases waits for its turn.
-        for key in self.table.leases_to_read(self._moment.now_ms)[:CHANGED_MAX]:
-            row = yield from self._ask(calls.ReadLease(key))
+        for key in self.table.leases_to_read(self.moment.now_ms)[:CHANGED_MAX]:
+            row = yield from self.ask(calls.ReadLease(key))
             if isinstance(row, NoAnswer):
                 return False
             rows[key] = row
         if rows and not (yield from self._is_same_storage()):
             return False
         for key, row in rows.items():
-            apply_lease(self.table, self.detector, key, row, self._moment.now_ms)
+            self.table.observe_read(key, row, self.moment.now_ms)
+            if row is not None and row.owner is not None:
+                self.detector.watch(row.owner, self.moment.now_ms)
         return True
 
     def _compare_counter(self, members: Collection[MemberRow], acknowledged: MemberRow) -> None:
@@ -499,7 +482,7 @@ class LeaseMachine(StoreDialogue):
         self._follow()
 
     def _plan(self) -> list[Step]:
-        table, now_ms = self.table, self._moment.now_ms
+        table, now_ms = self.table, self.moment.now_ms
         steps = plan_round(table, self.detector, now_ms, may_take=self.may_take(), known_dead=self._known_dead)
         if table.plan_again_ms is not None and now_ms < self._no_takes_before_ms:
             table.plan_again_ms = min(table.plan_again_ms, self._no_takes_before_ms)
@@ -508,31 +491,31 @@ class LeaseMachine(StoreDialogue):
     def _perform(self, step: Step) -> Steps[None]:
         match step:
             case calls.Seal():
-                row = yield from self._ask(step)
+                row = yield from self.ask(step)
                 if isinstance(row, NoAnswer):
                     return
-                apply_seal(self.table, self.detector, row, self._moment.now_ms)
+                apply_seal(self.table, self.detector, row, self.moment.now_ms)
                 if row is not None and row.state == "sealed":
                     self._changes.append(MemberEvicted(member_id=step.member_id))
                     self._is_round_due = True  # its leases can be taken from now on
             case calls.TakeLease():
                 yield from self._take(step)
             case calls.RequestHandOff():
-                yield from self._ask(step)
+                yield from self.ask(step)
             case calls.DeleteMember():
-                yield from self._ask(step)
+                yield from self.ask(step)
             case Drain():
                 holding = self.table.held.get(step.request.key)
                 if holding is not None and holding.request == step.request:  # it may have been lost since the plan
-                    self._changes.append(HandOffRequested(step.request))
+                    self._changes.append(step)
             case Write():
                 if step.row.key not in self._writing:
-                    yield from self.write(step, self._moment)
+                    yield from self.write(step)
 
     def _report(self) -> Steps[Sequence[ShardStatus]]:
         """What the next heartbeat reports. Returns what the worker says about its shards."""
         answer = yield calls.Describe()
-        self._moment = answer.moment
+        self.moment = answer.moment
         described: Description = answer.value
         self._reads_healthy = described.reads_healthy
         self._publish()
@@ -558,12 +541,12 @@ class LeaseMachine(StoreDialogue):
             self._changes.append(ReportChanged())
 
     def _write_status(self, shards: Sequence[ShardStatus]) -> Steps[None]:
-        row = self._status.next_row(shards, self._moment.now_ms)
-        if row is not None and not isinstance((yield from self._ask(calls.WriteStatus(row))), NoAnswer):
-            self._status.written(shards, self._moment.now_ms)
+        row = self._status.next_row(shards, self.moment.now_ms)
+        if row is not None and not isinstance((yield from self.ask(calls.WriteStatus(row))), NoAnswer):
+            self._status.written(shards, self.moment.now_ms)
 
     def _report_unplaced(self) -> None:
-        unplaced, now_ms = self.table.unplaced, self._moment.now_ms
+        unplaced, now_ms = self.table.unplaced, self.moment.now_ms
         for key in [key for key in self._reported_unplaced if key not in unplaced]:
             seconds = (now_ms - self._reported_unplaced.pop(key)) / 1000
             self._changes.append(
@@ -579,7 +562,7 @@ class LeaseMachine(StoreDialogue):
 
     def _check_compatibility(self) -> None:
         """Incompatible workers do not join (rule U2). If one joined anyway, the later one of the two ends."""
-        differing = incompatible_members(self._me, self.detector, self._moment.now_ms, any_order=self.profile.any_order)
+        differing = incompatible_members(self._me, self.detector, self.moment.now_ms, any_order=self.profile.any_order)
         for row in differing:
             if joined_before(row, self._me):
                 raise mismatch(self._me, row)
@@ -606,8 +589,8 @@ class LeaseMachine(StoreDialogue):
         if is_first and incarnation != trusted:
             # Just started: other workers may still act on what this storage has forgotten.
             self._hold_takes()
-        if incarnation != trusted and self._moment.now_ms >= self._no_takes_before_ms:
-            recorded = yield from self._ask(calls.RecordIncarnation(trusted, incarnation))
+        if incarnation != trusted and self.moment.now_ms >= self._no_takes_before_ms:
+            recorded = yield from self.ask(calls.RecordIncarnation(trusted, incarnation))
             if not isinstance(recorded, NoAnswer):
                 self.app = self._recognise(recorded)
         return self.ending is None
@@ -615,13 +598,11 @@ class LeaseMachine(StoreDialogue):
     def _confirm_storage(self) -> Steps[bool]:
         """Asks the store for the identity of its storage. False if it has changed, or if there is no answer."""
         failures = self._failure_count  # a call that fails during this one may hide a failover
-        incarnation = yield from self._ask(calls.ReadIncarnation())
+        incarnation = yield from self.ask(calls.ReadIncarnation())
         return not isinstance(incarnation, NoAnswer) and self._accept_storage(incarnation, failures)
 
     def _accept_storage(self, incarnation: str, failures: int) -> bool:
-        """An answer came from this storage. False if it is not the one known so far. `failures` is the count of failed
-        calls before this call.
-        """
+        """Compares the identity in an answer with the known one. `failures`: how many calls failed before that call."""
         if self._incarnation is not None and incarnation != self._incarnation:
             self.table.rolled_back = True
             return False
@@ -641,14 +622,14 @@ class LeaseMachine(StoreDialogue):
 
     def _hold_takes(self) -> None:
         """Nobody takes anything until every fence has passed that may still be valid."""
-        self._no_takes_before_ms = self._moment.now_ms + max(TAKES_HELD_MS_MIN, self.detector.expiry_ms_max)
+        self._no_takes_before_ms = self.moment.now_ms + max(TAKES_HELD_MS_MIN, self.detector.expiry_ms_max)
 
     def check_not_reset(self) -> Steps[bool]:
         """Raises if the store has lost the application or one of its streams: a running process creates neither of them
         again (rule L14). False: a call had no answer. The application is read last, because what was read before may
         be from another one.
         """
-        streams = yield from self._ask(calls.ReadStreams())
+        streams = yield from self.ask(calls.ReadStreams())
         if not isinstance(streams, NoAnswer):
             begun = [row.stream_key for row in streams if row.bootstrapped]
             if any(key not in begun for key in self.table.streams or ()):
@@ -659,15 +640,10 @@ class LeaseMachine(StoreDialogue):
     # leases
 
     def may_take(self) -> bool:
-        """Not while fenced or leaving, nor while a roll-back of the store is waited out or may just have happened."""
-        if self.draining or not self._is_sure_of_storage or self._moment.now_ms < self._no_takes_before_ms:
+        """Whether this member may take leases: not while it is fenced or leaves, nor soon after a rollback."""
+        if self.draining or not self._is_sure_of_storage or self.moment.now_ms < self._no_takes_before_ms:
             return False
-        return self.may_start(*self._moment)
-
-    def has_room(self) -> bool:
-        """Whether this member may hold one more active shard (max_shards)."""
-        limit = self.profile.shards_max
-        return limit is None or self.table.load < limit
+        return self.may_start(*self.moment)
 
     def _take(self, step: calls.TakeLease) -> Steps[None]:
         floor = yield from self._epoch_floor(step.key)
@@ -675,9 +651,9 @@ class LeaseMachine(StoreDialogue):
         if floor is None or not is_same_storage or step.member_id != self.member_id or not self.may_take():
             self.table.changed = True  # the next round looks again
             return
-        answer = yield from self._ask(replace(step, epoch_floor=floor))
+        answer = yield from self.ask(replace(step, epoch_floor=floor))
         if step.member_id == self.member_id:  # else the lease, if it was taken, is that of a member that has ended
-            apply_take(self.table, step, None if isinstance(answer, NoAnswer) else answer, self._moment.now_ms)
+            apply_take(self.table, step, answer, self.moment.now_ms)
             self._follow()
 
     def _epoch_floor(self, key: LeaseKey) -> Steps[int | None]:
@@ -691,7 +667,7 @@ class LeaseMachine(StoreDialogue):
             return lost_epoch
         parents: dict[LeaseKey, LeaseRow] = {}
         for name in row.waits_for:
-            parent = yield from self._ask(calls.ReadLease(replace(row.key, shard_id=name)))
+            parent = yield from self.ask(calls.ReadLease(replace(row.key, shard_id=name)))
             if isinstance(parent, NoAnswer):
                 return None
             if parent is not None:
@@ -704,26 +680,25 @@ class LeaseMachine(StoreDialogue):
         # A row that was restored without knowing its fence token has a version above it (rule L18).
         return max([lost_epoch, row.version, *(parent.epoch for parent in parents.values())])
 
-    def adopt(self, parent: LeaseKey, children: Collection[str], moment: Moment) -> Steps[None]:
+    def adopt(self, parent: LeaseKey, children: Collection[str]) -> Steps[None]:
         """The member that finishes a child's last parent takes the child at once (rule S4)."""
-        self._moment = moment
         for shard_id in children:
-            row = yield from self._ask(calls.ReadLease(replace(parent, shard_id=shard_id)))
+            row = yield from self.ask(calls.ReadLease(replace(parent, shard_id=shard_id)))
             if isinstance(row, NoAnswer) or row is None or row.owner is not None or row.is_finished:
                 continue
-            if self.may_take() and self.has_room():
-                self.observe_lease(row, self._moment)
+            limit = self.profile.shards_max
+            if self.may_take() and (limit is None or self.table.load < limit):
+                self.observe_lease(row)
                 yield from self._take(calls.TakeLease(row.key, self.member_id, row.owner, row.version))
 
-    def write(self, step: Write, moment: Moment) -> Steps[Written]:
+    def write(self, step: Write) -> Steps[Written]:
         """Commits, finishes, stops, releases or gives a held lease."""
-        self._moment = moment
         holding = self.table.held.get(step.row.key)
         if holding is None or self.ending is not None:
             return "lost"  # also in a forked child, which has the name of its parent: the store would accept the write
         self._writing[step.row.key] = None
         try:
-            answer = yield from self._ask(calls.WriteLease(step.row, self.member_id, step.expected_version))
+            answer = yield from self.ask(calls.WriteLease(step.row, self.member_id, step.expected_version))
             if isinstance(answer, Conflict) and answer.row is None:
                 answer = yield from self._restore(step, holding)
         finally:
@@ -732,7 +707,7 @@ class LeaseMachine(StoreDialogue):
             return "lost"  # an answer to an earlier holding says nothing about the one that there is now
         if isinstance(answer, NoAnswer) and holding.state == "transferring":
             holding.is_transfer_unknown = True
-        outcome = apply_write(self.table, step, None if isinstance(answer, NoAnswer) else answer, self._moment.now_ms)
+        outcome = apply_write(self.table, step, answer, self.moment.now_ms)
         self._follow_one(step.row.key)  # following all leases after each commit would be quadratic
         return outcome
 
@@ -750,7 +725,7 @@ class LeaseMachine(StoreDialogue):
             self._follow_one(step.row.key)
             return Conflict(None)
         row = replace(step.row, version=step.expected_version + 1)
-        answer = yield from self._ask(calls.CreateLease(row))
+        answer = yield from self.ask(calls.CreateLease(row))
         if isinstance(answer, NoAnswer):
             return answer
         if answer != row:
@@ -759,12 +734,11 @@ class LeaseMachine(StoreDialogue):
         self.table.report_change(row.key)
         return row
 
-    def find_unheld(self, keys: Collection[LeaseKey], moment: Moment) -> Steps[Collection[LeaseKey]]:
-        """Those of some leases without a row that no live member holds. Asks each member to look at its own leases:
-        call it again until all have answered. Then answers to takes are waited out that may still be under way.
+    def find_unheld(self, keys: Collection[LeaseKey]) -> Steps[Collection[LeaseKey]]:
+        """Returns those of `keys`, leases without a row, that no live member holds. Asks each member to look at its own
+        leases: call it again until all have answered. Then it waits for takes that may still be under way.
         """
-        self._moment = moment
-        poll = yield from self._ask(calls.PollStore())
+        poll = yield from self.ask(calls.PollStore())
         if isinstance(poll, NoAnswer):
             return ()
         for row in poll.members:
@@ -779,9 +753,9 @@ class LeaseMachine(StoreDialogue):
         if not (yield from self._is_answered(inquiry, poll.members)):
             inquiry.answered_ms = None
         elif inquiry.answered_ms is None:
-            inquiry.answered_ms = self._moment.now_ms
+            inquiry.answered_ms = self.moment.now_ms
         expiry_ms = max(self.timing.expiry_ms, self.detector.expiry_ms_max)
-        if inquiry.answered_ms is None or self._moment.now_ms - inquiry.answered_ms < expiry_ms:
+        if inquiry.answered_ms is None or self.moment.now_ms - inquiry.answered_ms < expiry_ms:
             return ()
         return [key for key in keys if key in inquiry.keys and key not in self.table.held]
 
@@ -792,7 +766,7 @@ class LeaseMachine(StoreDialogue):
                 continue
             if row.member_id not in inquiry.asked:
                 is_answered = False
-                answer = yield from self._ask(calls.RequestHandOff(row.member_id, inquiry.request))
+                answer = yield from self.ask(calls.RequestHandOff(row.member_id, inquiry.request))
                 if isinstance(answer, MemberRow) and name in answer.wanted:
                     inquiry.asked[row.member_id] = None
             elif name in row.wanted:
@@ -806,24 +780,22 @@ class LeaseMachine(StoreDialogue):
         acknowledged = self.heartbeat.status.row
         if acknowledged is None or not (yield from self.check_not_reset()) or not (yield from self._confirm_storage()):
             return False
-        poll = yield from self._ask(calls.PollStore())
+        poll = yield from self.ask(calls.PollStore())
         if isinstance(poll, NoAnswer) or not self._is_sure_of_storage:
             return False
         self._compare_counter(poll.members, acknowledged)
         is_there = any(row.member_id == self.member_id and row.state == "live" for row in poll.members)
-        return is_there and self.ending is None and self.may_start(*self._moment)
+        return is_there and self.ending is None and self.may_start(*self.moment)
 
-    def transfer(self, key: LeaseKey, final: LeaseRow | None, moment: Moment) -> Steps[Written]:
-        """Gives a drained lease to the member that requested it, or releases it. `final` has the last checkpoint. Each
-        round and each commit repeats the write until the store answers.
-        """
+    def transfer(self, key: LeaseKey, final: LeaseRow) -> Steps[Written]:
+        """Gives a drained lease to its requester, or releases it. Each round and commit repeats it until answered."""
         version = self.table.held[key].row.version
-        outcome = yield from self.write(Write(self.table.transfer(key, final), version), moment)
+        outcome = yield from self.write(Write(self.table.transfer(key, final), version))
         if outcome == "written":
             self._publish()  # the new owner waits for it
         return outcome
 
-    def create_lease(self, row: LeaseRow, member_id: str, moment: Moment) -> Steps[LeaseRow | None]:
+    def create_lease(self, row: LeaseRow, member_id: str) -> Steps[LeaseRow | None]:
         """Creates a lease that was planned by `member_id`. None: it was not created, or there was no answer.
 
         It is not created
@@ -832,35 +804,35 @@ class LeaseMachine(StoreDialogue):
         - while fenced: what was planned before a long pause may have been created, finished and deleted since;
         - by another member than `member_id`, or in another storage: the rows that the plan rests on may be gone.
         """
-        self._moment = moment
         if not (yield from self.check_not_reset()) or not (yield from self._confirm_storage()):
             return None
-        if not self._is_sure_of_storage or member_id != self.member_id or not self.may_start(*self._moment):
+        if not self._is_sure_of_storage or member_id != self.member_id or not self.may_start(*self.moment):
             return None
-        answer = yield from self._ask(calls.CreateLease(row))
+        answer = yield from self.ask(calls.CreateLease(row))
         self.table.report_change(row.key)  # also without an answer: it may have been created
-        return None if isinstance(answer, NoAnswer) else answer
+        if isinstance(answer, NoAnswer):
+            return None
+        self.observe_lease(answer)
+        return answer
 
     def give_unreadable(self, key: LeaseKey, moment: Moment) -> None:
-        """This member could not read the shard for long. Another may be able to (rule U7)."""
-        self._moment = moment
+        """This member has failed to read the shard for a long time. Another may be able to read it (rule U7)."""
+        self.moment = moment
         request = give_unreadable(self.table, self.detector, key, moment.now_ms)
         if request is not None:
             self.table.not_wanted_until[key] = moment.now_ms + NOT_WANTED_MS
             self.table.drain(request)
-            self._changes.append(HandOffRequested(request))
+            self._changes.append(Drain(request))
 
-    def observe_lease(self, row: LeaseRow, moment: Moment) -> None:
+    def observe_lease(self, row: LeaseRow) -> None:
         """A row that was created or read outside of a round."""
-        self._moment = moment
-        self.table.observe_lease(row, moment.now_ms)
+        self.table.observe_lease(row, self.moment.now_ms)
         self._follow()
 
-    def leave(self, moment: Moment) -> Steps[bool]:
+    def leave(self) -> Steps[bool]:
         """One write frees all leases of this member; False if the store gave no answer."""
-        self._moment = moment
         self.end("left")
-        return not isinstance((yield from self._ask(calls.Leave(self.member_id))), NoAnswer)
+        return not isinstance((yield from self.ask(calls.Leave(self.member_id))), NoAnswer)
 
     def _follow(self) -> None:
         """Reports the holdings that were gained and lost."""

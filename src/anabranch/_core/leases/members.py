@@ -26,7 +26,7 @@ checks again after its row is written:
 were written, so each owner knows what it can rely on (rule M5).
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -101,9 +101,7 @@ class FailureDetector:
         return row.change_count != seen.change_count or row.reads_healthy != seen.reads_healthy
 
     def observe_owners(self, owners: Collection[str], now_ms: int) -> None:
-        """The members that leases name, in an answer received now. One without a row is watched from now on; a missing
-        one that no lease names is forgotten.
-        """
+        """Watches the members that leases name, in an answer received now. Forgets missing ones that none names."""
         for member_id in owners:
             self.watch(member_id, now_ms)
         for member_id in [name for name, watch in self._watches.items() if watch.row is None and name not in owners]:
@@ -120,9 +118,7 @@ class FailureDetector:
         self._read_at_ms = None
 
     def sealable(self, now_ms: int, known_dead: Collection[str] = ()) -> list[MemberRow]:
-        """Live members whose counter has not moved for their own expiry, or whose process is known to be dead. Their
-        rows hold the counter to seal at.
-        """
+        """Live members whose counter has not moved for their own expiry, or whose process is known to be dead."""
         return [
             watch.row
             for watch in self._watches.values()
@@ -246,11 +242,6 @@ def settings_of(row: MemberRow) -> str:
     return f"order {row.order}; protocol {row.protocol}"
 
 
-def members_with_worker_id(worker_id: str, rows: Iterable[MemberRow]) -> list[MemberRow]:
-    """Live members of one worker. Where worker ids are exclusive, they are earlier runs of it, and dead (rule L17)."""
-    return [row for row in rows if row.state == "live" and row.worker_id == worker_id]
-
-
 def joined_before(row: MemberRow, other: MemberRow) -> bool:
     """Clock differences can make this unfair, but all members get the same answer."""
     return (row.joined_wall_ms, row.member_id) < (other.joined_wall_ms, other.member_id)
@@ -259,9 +250,7 @@ def joined_before(row: MemberRow, other: MemberRow) -> bool:
 def incompatible_members(
     me: MemberRow, detector: FailureDetector, now_ms: int, *, any_order: bool = False
 ) -> list[MemberRow]:
-    """Incompatible members whose counters moved recently. There should be none, but the store may have been rolled
-    back, or another implementation may not check.
-    """
+    """Live incompatible members. There are some only after a rollback, or if another implementation does not check."""
     return [
         row
         for row in detector.live()

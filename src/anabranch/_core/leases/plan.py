@@ -4,11 +4,11 @@ Every member plans for itself: it seals members that missed their heartbeats, ta
 live members, and answers requests. `plan_round` returns steps, the lease machine has them performed (each is one store
 call, except `Drain`), and the `apply_*` functions update the lease table.
 
-A hand-off needs both sides: the requester's plan must give it the lease, and the donor's plan must give the lease away
-and the requester one of its leases. So a donor never drops below its share.
+A hand-off needs two plans. The requester's plan must give it the lease. The donor's plan must give the lease away, and
+give the requester at least one lease. So a donor never drops below its share.
 
 Losing a race is an outcome, not an error: another member took the lease first, or the answer to an earlier write was
-lost. No answer (`None`) is an outcome too: the write may have taken effect, or may still do so.
+lost. No answer is an outcome too: the write may have taken effect, or may still do so.
 
 `balance` says which member should hold which lease: a pure function of the members and the current owners. Every member
 computes it from the same rows and performs only its own part, so no leader is needed. The laws, each with a test:
@@ -31,7 +31,7 @@ import msgspec
 
 from anabranch._core.leases.lease_table import MOVE_COOL_DOWN_MS, LeaseTable, weight
 from anabranch._core.leases.members import FailureDetector
-from anabranch._core.leases.store_calls import DeleteMember, RequestHandOff, Seal, TakeLease
+from anabranch._core.leases.store_calls import DeleteMember, NoAnswer, RequestHandOff, Seal, TakeLease
 from anabranch._core.shards import lifecycle
 from anabranch._model.leases import (
     REQUESTS_MAX,
@@ -46,13 +46,6 @@ from anabranch._model.leases import (
 # the balance
 
 
-class MemberCapacity(msgspec.Struct, frozen=True):
-    """A live member that can hold leases. A draining member is not passed in."""
-
-    member_id: str
-    shards_max: int | None = None
-
-
 class LeaseDemand(msgspec.Struct, frozen=True):
     """A lease that needs an owner."""
 
@@ -63,22 +56,20 @@ class LeaseDemand(msgspec.Struct, frozen=True):
     """1 for an active shard, 0 for one that is paused or stopped."""
     movable: bool = True
     """False for a while after a move, so that members with different views cannot pass a lease back and forth."""
-    takers: tuple[str, ...] | None = None
-    """The members that may hold it, sorted: those that read its stream. None: all."""
+    takers: tuple[str, ...] = ()
+    """The members that may hold it, sorted: those that read its stream."""
 
 
-def balance(members: Iterable[MemberCapacity], demands: Iterable[LeaseDemand]) -> dict[LeaseKey, str]:
-    """The desired owner of each lease. A lease that no member has room for is absent."""
-    members = sorted(members, key=lambda member: member.member_id)
-    everybody = tuple(member.member_id for member in members)
+def balance(limits: Mapping[str, int | None], demands: Iterable[LeaseDemand]) -> dict[LeaseKey, str]:
+    """The desired owner of each lease for which a member has room. `limits`: `shards_max` of each member that stays."""
     groups: dict[tuple[str, ...], list[LeaseDemand]] = {}
     for demand in sorted(demands, key=lambda demand: demand.key):
-        groups.setdefault(everybody if demand.takers is None else demand.takers, []).append(demand)
+        groups.setdefault(demand.takers, []).append(demand)
     desired: dict[LeaseKey, str] = {}
-    loads = dict.fromkeys(everybody, 0)
+    loads = dict.fromkeys(limits, 0)
     # First the leases that only few members can hold. The others then even out the loads.
     for takers in sorted(groups, key=lambda takers: (len(takers), takers)):
-        owners = _balance_group([member for member in members if member.member_id in takers], groups[takers], loads)
+        owners = _balance_group({name: limits[name] for name in takers if name in limits}, groups[takers], loads)
         desired.update(owners)
         for demand in groups[takers]:
             if (owner := owners.get(demand.key)) in loads:
@@ -87,12 +78,10 @@ def balance(members: Iterable[MemberCapacity], demands: Iterable[LeaseDemand]) -
 
 
 def _balance_group(
-    members: list[MemberCapacity], wanted: list[LeaseDemand], loads: Mapping[str, int]
+    limits: Mapping[str, int | None], wanted: list[LeaseDemand], loads: Mapping[str, int]
 ) -> dict[LeaseKey, str]:
-    """Divides leases among the members that can hold them. `loads`: how many shards of other groups
-    the plan has given each member so far.
-    """
-    held: dict[str, list[LeaseDemand]] = {member.member_id: [] for member in members}
+    """`loads`: how many shards of other groups the plan has given each member so far."""
+    held: dict[str, list[LeaseDemand]] = {member_id: [] for member_id in limits}
     unassigned: list[LeaseDemand] = []
     for demand in wanted:
         if demand.owner in held:
@@ -100,7 +89,7 @@ def _balance_group(
         else:
             unassigned.append(demand)
     held_counts = {member_id: sum(demand.weight for demand in mine) for member_id, mine in held.items()}
-    shares = _shares(members, held_counts, sum(demand.weight for demand in wanted), loads)
+    shares = _shares(limits, held_counts, sum(demand.weight for demand in wanted), loads)
     desired: dict[LeaseKey, str] = {}
     room: dict[str, int] = {}
     for member_id, mine in held.items():
@@ -113,7 +102,7 @@ def _balance_group(
 
 
 def _shares(
-    members: list[MemberCapacity], held_counts: dict[str, int], total: int, loads: Mapping[str, int]
+    limits: Mapping[str, int | None], held_counts: dict[str, int], total: int, loads: Mapping[str, int]
 ) -> dict[str, int]:
     """How many active shards of a group each member should hold.
 
@@ -121,15 +110,13 @@ def _shares(
     groups that the plan has given them. The remainder goes to the members that hold the most above their share, so that
     few leases move.
     """
-    limits = {
-        member.member_id: total
-        if member.shards_max is None
-        else max(0, min(total, member.shards_max - loads[member.member_id]))
-        for member in members
+    rooms = {
+        member_id: total if limit is None else max(0, min(total, limit - loads[member_id]))
+        for member_id, limit in limits.items()
     }
 
     def filled(level: int) -> dict[str, int]:
-        return {member_id: min(limit, max(0, level - loads[member_id])) for member_id, limit in limits.items()}
+        return {member_id: min(room, max(0, level - loads[member_id])) for member_id, room in rooms.items()}
 
     low, high = 0, total + max((loads[member_id] for member_id in limits), default=0)
     while low < high:
@@ -151,9 +138,7 @@ def _split_surplus(mine: list[LeaseDemand], share: int) -> tuple[list[LeaseDeman
     kept, surplus = [], []
     count = 0
     for demand in sorted(mine, key=lambda demand: demand.movable):
-        if demand.weight == 0:
-            kept.append(demand)
-        elif not demand.movable or count < share:
+        if demand.weight == 0 or not demand.movable or count < share:
             kept.append(demand)
             count += demand.weight
         else:
@@ -178,7 +163,7 @@ def _assign(unassigned: list[LeaseDemand], room: dict[str, int], desired: dict[L
 
 
 class Drain(msgspec.Struct, frozen=True):
-    """Start no more records of a requested lease and finish the running ones, to give it away."""
+    """Start no more records of a requested lease and finish the running ones, then transfer it."""
 
     request: HandOffRequest
 
@@ -231,7 +216,7 @@ def plan_round(
     table.plan_again_ms = now_ms + ASK_AGAIN_MS
     live = detector.live()
     demands = _demands(table, live, detector.membership_changed_ms, now_ms)
-    desired = balance((MemberCapacity(row.member_id, row.shards_max) for row in live if not row.draining), demands)
+    desired = balance({row.member_id: row.shards_max for row in live if not row.draining}, demands)
     table.unplaced = {  # leases that could run, but no member has room for them (rule S7)
         demand.key: table.unplaced.get(demand.key, now_ms)
         for demand in demands
@@ -275,9 +260,7 @@ def _demands(table: LeaseTable, live: list[MemberRow], changed_ms: int, now_ms: 
 
 
 def _takers(live: list[MemberRow], stream_key: str) -> tuple[str, ...]:
-    """The members that may get leases of a stream: those that read it. Draining members get nothing. Nor do members
-    that cannot read, while others can.
-    """
+    """The members that may get leases of a stream: they read it, do not drain, and can read, unless none can."""
     staying = [row for row in live if not row.draining and row.reads(stream_key)]
     healthy = [row for row in staying if row.reads_healthy]
     return tuple(row.member_id for row in healthy or staying)
@@ -377,19 +360,6 @@ def apply_members(table: LeaseTable, detector: FailureDetector, rows: Sequence[M
         table.read_again()  # its row may not list its last changes
 
 
-def apply_leases(table: LeaseTable, detector: FailureDetector, rows: Sequence[LeaseRow], now_ms: int) -> None:
-    """`rows` are all unfinished leases."""
-    table.observe_leases(rows, now_ms)
-    detector.observe_owners(dict.fromkeys(row.owner for row in rows if row.owner is not None), now_ms)
-
-
-def apply_lease(table: LeaseTable, detector: FailureDetector, key: LeaseKey, row: LeaseRow | None, now_ms: int) -> None:
-    """`row` was read by its key; None if there is none."""
-    table.observe_read(key, row, now_ms)
-    if row is not None and row.owner is not None:
-        detector.watch(row.owner, now_ms)
-
-
 def apply_seal(table: LeaseTable, detector: FailureDetector, row: MemberRow | None, now_ms: int) -> None:
     """`row` is the member's row after the attempt. None if there was no answer or there is no such row."""
     if row is not None and detector.observe_row(row, now_ms, is_answer=True):
@@ -397,8 +367,8 @@ def apply_seal(table: LeaseTable, detector: FailureDetector, row: MemberRow | No
         table.read_again()
 
 
-def apply_take(table: LeaseTable, step: TakeLease, answer: LeaseRow | Conflict | None, now_ms: int) -> None:
-    if answer is None:
+def apply_take(table: LeaseTable, step: TakeLease, answer: LeaseRow | Conflict | NoAnswer, now_ms: int) -> None:
+    if isinstance(answer, NoAnswer):
         table.expect_late_take(step.key, now_ms)
         return
     row = answer.row if isinstance(answer, Conflict) else answer
@@ -411,11 +381,11 @@ def apply_take(table: LeaseTable, step: TakeLease, answer: LeaseRow | Conflict |
         table.changed = True
 
 
-def apply_write(table: LeaseTable, step: Write, answer: LeaseRow | Conflict | None, now_ms: int) -> Written:
+def apply_write(table: LeaseTable, step: Write, answer: LeaseRow | Conflict | NoAnswer, now_ms: int) -> Written:
     key = step.row.key
     if key not in table.held:
         return "lost"
-    if answer is None:
+    if isinstance(answer, NoAnswer):
         return "unknown"
     if not isinstance(answer, Conflict):
         table.acknowledge(answer)

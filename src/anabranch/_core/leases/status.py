@@ -59,8 +59,6 @@ REASONS_EVERY_MS: Final = 60_000
 REASON_CHARACTERS_MAX: Final = 120
 """The limit of each text in a reason, so that many reasons fit."""
 
-Reasons = dict[str, Reason]
-
 
 class StatusReporter:
     """Decides for one member when its status is written."""
@@ -68,7 +66,7 @@ class StatusReporter:
     def __init__(self, member_id: str) -> None:
         self._member_id = member_id
         self._revision = 0
-        self._reasons: Reasons = {}
+        self._reasons: dict[str, Reason] = {}
         self._written_ms: int | None = None
         self._mark: int | None = None
         self._is_awaited = False
@@ -81,7 +79,10 @@ class StatusReporter:
 
     def next_row(self, shards: Sequence[ShardStatus], now_ms: int) -> StatusRow | None:
         """The row to write now, from the worst shard to the best; None if no write is due."""
-        if not self._is_due(shards, now_ms):
+        if not self._is_awaited and _reasons(shards) == self._reasons:
+            return None
+        every_ms = ANSWERED_EVERY_MS if self._is_awaited else REASONS_EVERY_MS
+        if self._written_ms is not None and now_ms - self._written_ms < every_ms:
             return None
         self._revision += 1  # even if the last write had no answer: it may still take effect
         lags = [shard.millis_behind_latest for shard in shards if shard.millis_behind_latest is not None]
@@ -95,12 +96,6 @@ class StatusReporter:
             shards=_worst(shards),
         )
 
-    def _is_due(self, shards: Sequence[ShardStatus], now_ms: int) -> bool:
-        if not self._is_awaited and _reasons(shards) == self._reasons:
-            return False
-        every_ms = ANSWERED_EVERY_MS if self._is_awaited else REASONS_EVERY_MS
-        return self._written_ms is None or now_ms - self._written_ms >= every_ms
-
     def written(self, shards: Sequence[ShardStatus], now_ms: int) -> None:
         """The last row was acknowledged; it was made of these shards."""
         self._reasons = _reasons(shards)
@@ -108,14 +103,12 @@ class StatusReporter:
         self._is_awaited = False
 
 
-def _reasons(shards: Sequence[ShardStatus]) -> Reasons:
+def _reasons(shards: Sequence[ShardStatus]) -> dict[str, Reason]:
     return {one.lease: one.reason for one in shards if one.reason is not None}
 
 
 def _worst(shards: Sequence[ShardStatus]) -> tuple[ShardStatus, ...]:
-    """As many as fit, and always the one that is furthest behind: the application's lag is read from it. Reasons can be
-    long.
-    """
+    """As many as fit, and always the one furthest behind: the application's lag is read from it."""
     kept: list[ShardStatus] = []
     room = SHARDS_BYTES_MAX
     furthest = max(shards, key=lambda shard: shard.lag_ms or 0, default=None)
@@ -132,9 +125,7 @@ def _worst(shards: Sequence[ShardStatus]) -> tuple[ShardStatus, ...]:
 
 
 def shards_json(shards: Sequence[ShardStatus]) -> str:
-    """The shards of a status row as stores keep them. The texts of reasons are left out if they do not fit: they are
-    only for readers of another version, which do not know the reason.
-    """
+    """As stores keep them. Texts are for versions that do not know the reason, and are left out if they do not fit."""
     whole = [msgspec.to_builtins(shard) for shard in shards]
     kept = whole if _stored_bytes(whole) <= SHARDS_BYTES_MAX else [_without_text(shard) for shard in shards]
     return msgspec.json.encode(kept).decode()
@@ -196,7 +187,8 @@ class FleetObserver:
         self._observe_statuses(rows.statuses, now_ms)
         self._viewed_ms = now_ms
         streams = _current_streams(rows.streams)
-        leases = [row for row in rows.leases if _is_current(row, streams)]
+        current = {(row.stream_key, row.generation) for row in streams.values()}
+        leases = [row for row in rows.leases if (row.key.stream_key, row.key.generation) in current]
         reported = {(row.member_id, shard.lease): shard for row in rows.statuses for shard in row.shards}
         totals = {row.member_id: row for row in rows.statuses if self._is_fresh(row, now_ms)}
         held = Counter(row.owner for row in leases if not row.is_finished)
@@ -288,11 +280,6 @@ def _current_streams(rows: Sequence[StreamRow]) -> dict[str, StreamRow]:
         if row.arn not in newest or newest[row.arn].created_seconds < row.created_seconds:
             newest[row.arn] = row
     return {row.stream_key: row for row in newest.values()}
-
-
-def _is_current(row: LeaseRow, streams: Mapping[str, StreamRow]) -> bool:
-    stream = streams.get(row.key.stream_key)
-    return stream is not None and stream.generation == row.key.generation
 
 
 class _FleetSnapshot(msgspec.Struct, frozen=True):

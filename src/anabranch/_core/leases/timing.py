@@ -37,14 +37,10 @@ class LeaseTiming(msgspec.Struct, frozen=True, kw_only=True):
     poll_interval_ms: int
     """p: how often the member rows are read."""
     rows_read_per_second: int = 20_000
-    """How many lease rows all members together may read in a second when they read all leases. A DynamoDB partition
-    returns about 34,000.
-    """
+    """How many lease rows all members together may read in a second. A DynamoDB partition returns about 34,000."""
 
     def read_pause_for(self, member_count: int, lease_count: int) -> int:
-        """How long a member waits between two reads of all leases, so that reads of a large fleet do not throttle each
-        other. 0 if rounds are further apart anyway.
-        """
+        """How long a member waits between two reads of all leases, so that a large fleet does not throttle itself."""
         pause_ms = member_count * lease_count * 1_000 // self.rows_read_per_second
         return pause_ms if pause_ms > self.poll_interval_ms else 0
 
@@ -111,9 +107,7 @@ class Fence(msgspec.Struct, frozen=True):
 
 
 class StartGate:
-    """The fence in the form that is compared before each record. The heartbeat thread writes `limit`, and the lease
-    machine closes the gate. A closed gate never opens again.
-    """
+    """What is compared before each record. Heartbeats write `limit`; the lease machine closes the gate for good."""
 
     __slots__ = ("is_closed", "limit")
 

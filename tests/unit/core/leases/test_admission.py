@@ -8,7 +8,6 @@ from anabranch._core.leases.members import (
     incompatible_members,
     is_incompatible,
     joined_before,
-    members_with_worker_id,
 )
 from anabranch._core.leases.plan import Seal
 from anabranch._core.leases.timing import lease_timing
@@ -114,8 +113,3 @@ def test_any_order_admits_workers_of_another_order_but_not_of_a_newer_protocol_a
     detector.observe([by_shard], 0)
     detector.observe([replace(by_shard, counter=2)], 1_000)
     assert incompatible_members(me, detector, 1_000, any_order=True) == []
-
-
-def test_namesakes_are_live_members_of_the_same_worker_id():
-    mine, over = replace(ME, member_id="me#0"), replace(ME, member_id="me#-1", state="left")
-    assert members_with_worker_id("me", [mine, over, OTHER]) == [mine]

@@ -2,7 +2,7 @@ import pytest
 from msgspec.structs import replace
 
 from anabranch._core.leases.heartbeat import HeartbeatState
-from anabranch._core.leases.store_calls import NoAnswer
+from anabranch._core.leases.store_calls import Moment, NoAnswer
 from anabranch._core.leases.timing import lease_timing
 from anabranch._model.leases import HeartbeatWrite, MemberRow
 
@@ -11,14 +11,9 @@ ROW = MemberRow(member_id="a#1", expiry_ms=10_000)
 SEALED = MemberRow(member_id="a#1", expiry_ms=10_000, state="sealed")
 
 
-def heart():
-    return HeartbeatState("a#1", lease_timing())
-
-
 def registered():
-    beating = heart()
-    beating.begin_registration(0, WALL)
-    beating.answered(ROW)
+    beating = HeartbeatState("a#1", lease_timing())
+    beating.registered(ROW, "disk", Moment(0, WALL))
     return beating
 
 
@@ -34,17 +29,6 @@ def test_validity_counts_from_before_the_request_however_late_the_answer():
     beating.answered(ROW)
     assert beating.status.fence.valid_until_ms == 9_500
     assert beating.next_heartbeat_ms == 5_000
-
-
-def test_a_repeated_registration_does_not_renew_the_fence():
-    beating = heart()
-    beating.begin_registration(0, WALL)
-    beating.failed(1_500, NoAnswer("away"))
-    assert beating.next_heartbeat_ms == 1_500
-    beating.begin_registration(6_000, WALL + 6_000)
-    beating.answered(ROW)
-    assert beating.status.fence.valid_until_ms == 7_000
-    assert beating.next_heartbeat_ms == 2_500
 
 
 def test_attempts_grow_over_failures_and_carry_the_report():
@@ -97,7 +81,7 @@ def test_after_the_end_late_answers_and_failures_change_nothing():
     beating.answered(ROW)
     assert beating.status.fence.ending == "rolled_back"
     assert beating.next_heartbeat_ms is None
-    beating.begin_registration(3_000, WALL)
+    beating.begin(3_000, WALL)
     beating.failed(4_000, NoAnswer("away"))
     assert beating.next_heartbeat_ms is None
 

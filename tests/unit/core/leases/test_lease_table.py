@@ -50,7 +50,7 @@ def test_an_own_write_that_shows_up_late_is_adopted():
 def test_a_lease_that_went_away_and_came_back_is_another_holding():
     known = table(MINE)
     known.drain(REQUEST)
-    known.transfer(P)
+    known.transfer(P, known.held[P].row)
     known.observe_lease(replace(MINE, version=5, epoch=3), 1_000)
     assert known.held[P].state == "held"
     assert known.held[P].pending_transfer is None
@@ -61,7 +61,7 @@ def test_a_lease_in_transfer_is_never_started_again():
     known = table(MINE)
     known.drain(REQUEST)
     assert known.held[P].state != "held"
-    gift = known.transfer(P)
+    gift = known.transfer(P, known.held[P].row)
     assert (gift.owner, gift.epoch) == ("b#1", 2)
     known.observe_lease(replace(MINE, version=4), 1_000)
     known.keep(P, 1_000)

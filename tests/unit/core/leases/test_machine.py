@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 from msgspec.structs import replace
 
-from anabranch._core.leases.machine import Ended, HandOffRequested, Joined, Lost, ReportChanged
+from anabranch._core.leases.machine import Ended, Joined, Lost, ReportChanged
 from anabranch._core.leases.plan import Drain, Write
 from anabranch._core.leases.store_calls import (
     Answer,
@@ -94,13 +94,24 @@ def test_the_shards_of_a_dead_process_are_taken_in_the_moment_of_its_seal():
     now(store.register_member(DEAD))
     now(store.take_lease(KEY, DEAD.member_id, expected_owner=None, expected_version=0))
     driver = Driver(store).join()
-    steps = driver.machine.run(driver.moment)
+    steps = driver.begin(driver.machine.run)
     action = next(steps)
     while not getattr(action, "wakeable", False):
         action = steps.send(driver.perform(action))
         driver.changes += driver.machine.take_changes()
     assert driver.events(MemberEvicted) == [MemberEvicted(member_id=DEAD.member_id)]
     assert [holding.row.key for holding in driver.held] == [KEY], "before the first wait"
+
+
+def test_a_lease_whose_owner_has_no_row_is_taken_after_an_expiry():
+    store = MemoryLeaseStore()
+    driver = Driver(store).join()
+    now(store.create_lease(LeaseRow(key=KEY, owner="gone#1")))
+    while not driver.held:
+        driver.beat()
+        driver.round()
+        driver.now_ms += 1_000
+    assert driver.machine.timing.expiry_ms <= driver.now_ms <= driver.machine.timing.expiry_ms + 2_000
 
 
 def test_every_take_goes_above_the_epochs_that_a_store_has_forgotten():
@@ -127,7 +138,7 @@ def test_a_parent_that_is_open_in_the_store_keeps_a_planned_take_from_being_sent
     child = replace(KEY, shard_id="child")
     create(store, LeaseRow(key=child, waits_for=(KEY.shard_id,)))
     driver = Driver(store).join()
-    steps = driver.machine.round(driver.moment)
+    steps = driver.begin(driver.machine.round)
     action = next(steps)
     while action != ReadLease(KEY):
         action = steps.send(driver.perform(action))
@@ -164,7 +175,7 @@ def test_a_planned_take_is_not_sent_if_meanwhile_its_member(what):
     create(store, LeaseRow(key=KEY, waits_for=("gone",)))
     driver = Driver(store).join()
     machine = driver.machine
-    steps = machine.round(driver.moment)
+    steps = driver.begin(machine.round)
     action = next(steps)
     while not isinstance(action, ReadLease):
         action = steps.send(driver.perform(action))
@@ -183,7 +194,7 @@ def test_a_planned_take_is_not_sent_if_meanwhile_its_member(what):
 def test_a_row_that_was_read_outside_of_a_round_and_names_this_member_is_worked_on_at_once():
     driver = Driver(MemoryLeaseStore()).join()
     machine = driver.machine
-    machine.observe_lease(LeaseRow(key=KEY, owner=machine.member_id, version=1), driver.moment)
+    machine.observe_lease(LeaseRow(key=KEY, owner=machine.member_id, version=1))
     driver.changes += machine.take_changes()
     assert [holding.row.key for holding in driver.held] == [KEY]
 
@@ -220,7 +231,7 @@ def test_a_shard_that_no_worker_may_own_is_reported_once_and_so_is_its_end():
 def test_an_answer_that_comes_after_the_lease_was_lost_and_taken_again_leaves_the_new_holding_alone():
     driver = holder()
     machine, store, before = driver.machine, driver.store, driver.held[0]
-    commit = machine.write(Write(before.row, before.row.version), driver.moment)
+    commit = driver.begin(machine.write, Write(before.row, before.row.version))
     answer = driver.perform(next(commit))  # it takes effect, and its answer is late
     member_id = machine.member_id
     ended(driver)
@@ -242,7 +253,7 @@ def test_a_hand_off_is_not_asked_for_if_the_lease_was_lost_since_the_plan(is_los
     if is_lost:
         table.drop(KEY)
     assert list(driver.machine._perform(Drain(request))) == []
-    assert [type(change) for change in driver.machine.take_changes()] == ([] if is_lost else [HandOffRequested])
+    assert [type(change) for change in driver.machine.take_changes()] == ([] if is_lost else [Drain])
 
 
 class StoreThatAcceptsNoWrite(MemoryLeaseStore):
@@ -253,7 +264,7 @@ class StoreThatAcceptsNoWrite(MemoryLeaseStore):
 def test_a_gift_that_got_no_answer_before_its_giver_was_sealed_is_a_loss():
     driver = holder(StoreThatAcceptsNoWrite())
     driver.machine.table.drain(HandOffRequest(KEY, "b#1"))
-    assert driver.do(driver.machine.transfer, KEY, None) == "unknown"
+    assert driver.do(driver.machine.transfer, KEY, driver.held[-1].row) == "unknown"
     ended(driver)
     driver.round()
     assert driver.lost == ["member_ended"]
@@ -263,7 +274,7 @@ def test_a_gift_without_an_answer_is_repeated_in_each_round_and_nothing_is_start
     driver = holder(StoreThatAcceptsNoWrite())
     machine = driver.machine
     machine.table.drain(HandOffRequest(KEY, "b#1"))
-    driver.do(machine.transfer, KEY, None)
+    driver.do(machine.transfer, KEY, driver.held[-1].row)
     assert machine.table.held[KEY].state == "transferring"
     driver.store.__class__ = MemoryLeaseStore
     driver.round()
@@ -277,7 +288,7 @@ def test_a_forked_child_is_no_member_and_writes_nothing():
     driver.machine.end("forked")
     assert not driver.machine.may_take()
     assert not driver.machine.may_start(*driver.moment)
-    steps = driver.machine.write(Write(row, row.version), driver.moment)
+    steps = driver.begin(driver.machine.write, Write(row, row.version))
     with pytest.raises(StopIteration) as outcome:
         next(steps)
     assert outcome.value.value == "lost"
@@ -307,7 +318,7 @@ def test_a_call_that_is_cancelled_counts_as_one_without_an_answer():
     driver = Driver(store).join()
     driver.round()
     assert driver.machine.may_take()
-    steps = driver.machine.ask(PollStore(), driver.moment)
+    steps = driver.begin(driver.machine.ask, PollStore())
     next(steps)
     steps.close()
     assert not driver.machine.may_take(), "until the storage is confirmed"
@@ -342,7 +353,7 @@ class StoreThatIsAway(MemoryLeaseStore):
 def test_a_registration_is_repeated_until_the_store_answers_and_counts_from_its_first_try():
     store = StoreThatIsAway()
     driver = Driver(store)
-    steps = driver.machine.join((STREAM.stream_key,), driver.moment)
+    steps = driver.begin(driver.machine.join, (STREAM.stream_key,))
     action = next(steps)
     for _ in range(20):
         action = steps.send(driver.perform(action))
@@ -391,6 +402,7 @@ def test_a_member_that_came_after_one_with_other_settings_ends():
 
 
 EARLIER = MemberRow(member_id="pod-0#1", expiry_ms=10_000, order="shard", counter=7)
+LEFT = replace(EARLIER, member_id="pod-0#0", state="left")
 NEIGHBOUR = replace(EARLIER, member_id="pod-1#1", order="key")
 
 
@@ -400,7 +412,7 @@ def states(store):
 
 def _check_fleet(store, *, is_exclusive):
     driver = Driver(store, worker_id="pod-0", order="key", is_exclusive=is_exclusive)
-    for row in (EARLIER, NEIGHBOUR):
+    for row in (EARLIER, LEFT, NEIGHBOUR):
         now(store.register_member(row))
     driver.do(driver.machine.check_fleet)
     return driver
@@ -410,7 +422,7 @@ def test_the_earlier_member_of_an_exclusive_worker_id_is_sealed_at_once_and_bloc
     store = MemoryLeaseStore()
     driver = _check_fleet(store, is_exclusive=True)
     assert driver.changes == [MemberEvicted(member_id="pod-0#1")]
-    assert states(store) == {"pod-0#1": "sealed", "pod-1#1": "live"}
+    assert states(store) == {"pod-0#0": "left", "pod-0#1": "sealed", "pod-1#1": "live"}
     assert driver.now_ms == 0
 
 
@@ -637,7 +649,7 @@ def test_an_answer_of_another_storage_fences_everything_in_the_same_step(operati
     driver = holder(CountedIdentity())
     driver.store.storage = "second"
     if operation == "round":
-        steps = driver.machine.round(driver.moment)
+        steps = driver.begin(driver.machine.round)
         steps.send(driver.perform(next(steps)))
     else:
         driver.beat()
@@ -758,7 +770,7 @@ def test_workers_that_begin_a_stream_together_share_the_creation_of_its_leases()
     drivers = [Driver(store) for _ in range(10)]
     for number, driver in enumerate(drivers):
         driver.machine._entropy.seed(number)
-    running = {driver: (driver.machine.begin_stream(proposal, driver.moment), None) for driver in drivers}
+    running = {driver: (driver.begin(driver.machine.begin_stream, proposal), None) for driver in drivers}
     created = 0
     while running:
         for driver, (steps, answer) in list(running.items()):
@@ -785,7 +797,7 @@ def test_a_worker_that_was_suspended_before_it_creates_a_root_lease_checks_again
     late, other = Driver(store), Driver(store)
 
     def begin(driver):
-        steps, answer = driver.machine.begin_stream(proposal, driver.moment), None
+        steps, answer = driver.begin(driver.machine.begin_stream, proposal), None
         while True:
             try:
                 action = steps.send(answer)
@@ -814,7 +826,7 @@ def test_a_row_that_is_gone_is_not_created_again_by_a_member_that_lost_the_lease
     (holding,) = driver.held
     machine, row = driver.machine, holding.row
     forget(driver.store, LeaseRow)  # the next owner finished the shard, and its row was cleaned up
-    steps, answer, asked = machine.write(Write(row, row.version), driver.moment), None, []
+    steps, answer, asked = driver.begin(machine.write, Write(row, row.version)), None, []
     with pytest.raises(StopIteration) as done:  # noqa: PT012 -- the step that ends it is any of them
         while True:
             action = steps.send(answer)
@@ -842,7 +854,7 @@ def test_a_member_of_a_large_fleet_waits_for_its_turn_to_read_all_leases_and_pla
     driver.machine.table.read_again()
     other = replace(KEY, shard_id="shardId-000000000001")
     now(store.create_lease(LeaseRow(key=other)))
-    driver.machine.observe_lease(LeaseRow(key=other), driver.moment)
+    driver.machine.observe_lease(LeaseRow(key=other))
     driver.round()
     assert reads_of_all(driver) == 1
     assert {holding.row.key for holding in driver.held} == {KEY, other}

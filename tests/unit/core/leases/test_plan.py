@@ -133,7 +133,7 @@ def test_a_fair_request_is_drained_for():
 def test_a_drained_lease_is_given_again_and_again_until_there_is_an_answer():
     donor = asked_for(1)
     donor.plan()
-    gift = donor.table.transfer(KEYS[1])
+    gift = donor.table.transfer(KEYS[1], donor.table.held[KEYS[1]].row)
     assert donor.plan(1) == [Write(gift, 5)]
     assert donor.plan(2) == [Write(gift, 5)]
 

@@ -25,7 +25,7 @@ from anabranch._core.monitor import RunMonitor
 from anabranch._core.reading.pace import PaceLimits
 from anabranch._core.reading.service_time import ServiceClock
 from anabranch._core.reading.window import Unpacker
-from anabranch._core.session import RecordsOneByOne, Session
+from anabranch._core.session import DeliveryMode, RecordsOneByOne, Session
 from anabranch._core.shards.lifecycle import Start
 from anabranch._core.tracker import discards
 from anabranch._engine.checkpointer import Checkpointer, Drainer
@@ -38,7 +38,13 @@ from anabranch._engine.fanout_registration import FanOutPlan, FanOutRegistration
 from anabranch._engine.fleet import Fleet
 from anabranch._engine.handler_calls import HandlerCall, HandlerOptions
 from anabranch._engine.handover import ShardHandover
-from anabranch._engine.iteration import Iteration, ManualIterator, RecordIterator
+from anabranch._engine.iteration import (
+    UNACKNOWLEDGED_MAX,
+    Iteration,
+    LoopProcessor,
+    ManualIterator,
+    RecordIterator,
+)
 from anabranch._engine.polling_reader import PollingReader
 from anabranch._engine.processor import Processor
 from anabranch._engine.quarantine import Quarantine
@@ -283,32 +289,28 @@ class ConsumerRun:
         return FanOutReader(ports, scheduler, budget, group, fleet, changes, results, registration, polling)
 
     def _make_processor(self, mode: EngineMode, options: HandlerOptions) -> Processor:
-        ports, scheduler, checkpoints = self._ports, self.scheduler, self._settings.checkpoints
-        one_at_a_time = not isinstance(mode, HandleRecords | IterateRecords) or options.order == "shard"
-        if isinstance(mode, IterateRecords):
-            one_at_a_time = not mode.manual_ack
-        queue = WorkQueue(ports.clock, scheduler, self.fleet, self._changes, one_at_a_time=one_at_a_time)
-        if isinstance(mode, IterateBatches):
-            return RecordIterator(ports, queue, self._changes, mode.limits, options)
-        if isinstance(mode, IterateRecords):
-            if mode.manual_ack:
-                return ManualIterator(ports, queue, self._changes, options)
-            # Finished records are reported per slice, so a slice is not longer than what triggers a commit.
-            limits = replace(ITERATION_LIMITS, max_records=min(ITERATION_LIMITS.max_records, checkpoints.records))
-            return RecordIterator(ports, queue, self._changes, limits, options)
-        delivery: BatchLimits | RecordsOneByOne
-        if isinstance(mode, HandleBatches):
-            delivery = mode.limits
-        else:
-            open_keys_max = options.concurrency + PARKED_KEYS_MAX
-            delivery = RecordsOneByOne(
-                options.order,
-                LaneLimits(open_keys_max=open_keys_max, replay_bytes_max=checkpoints.replay_bytes_max),
-            )
+        ports, scheduler, changes, delivery = self._ports, self.scheduler, self._changes, self._delivery(mode, options)
+        one_at_a_time = isinstance(delivery, BatchLimits) or delivery.order == "shard"
+        queue = WorkQueue(ports.clock, scheduler, self.fleet, changes, one_at_a_time=one_at_a_time)
+        if isinstance(mode, IterateRecords | IterateBatches):
+            iterator = RecordIterator if isinstance(delivery, BatchLimits) else ManualIterator
+            return iterator(ports, queue, changes, delivery, options)
         on_error = self._on_callback_error
-        return Dispatcher(
-            ports, self.fleet, scheduler, queue, self._changes, delivery, mode.call, options, on_error=on_error
-        )
+        return Dispatcher(ports, self.fleet, scheduler, queue, changes, delivery, mode.call, options, on_error=on_error)
+
+    def _delivery(self, mode: EngineMode, options: HandlerOptions) -> DeliveryMode:
+        checkpoints = self._settings.checkpoints
+        match mode:
+            case HandleBatches() | IterateBatches():
+                return mode.limits
+            case HandleRecords():
+                open_keys_max = options.concurrency + PARKED_KEYS_MAX
+                limits = LaneLimits(open_keys_max=open_keys_max, replay_bytes_max=checkpoints.replay_bytes_max)
+                return RecordsOneByOne(options.order, limits)
+            case IterateRecords(manual_ack=True):
+                return RecordsOneByOne("none", LaneLimits(open_keys_max=UNACKNOWLEDGED_MAX))
+        # Finished records are reported per slice, so a slice is not longer than what triggers a commit.
+        return replace(ITERATION_LIMITS, max_records=min(ITERATION_LIMITS.max_records, checkpoints.records))
 
     # starting
 
@@ -450,21 +452,20 @@ class ConsumerRun:
                 return False
             self._host.start(self._run(), TASK_NAME)
         await self._joined()
-        assert isinstance(self.processor, RecordIterator | ManualIterator)
+        assert isinstance(self.processor, LoopProcessor)
         self.processor.begin()
         return True
 
     async def _is_over(self) -> bool:
         """Waits until there may be more records. Returns True if there will be none."""
         iterator = self.processor
-        assert isinstance(iterator, RecordIterator | ManualIterator)
+        assert isinstance(iterator, LoopProcessor)
         if iterator.take_turn():
             await asyncio.sleep(0)
             return False
         if self.is_stopping or not self._host.is_running:
-            if isinstance(iterator, RecordIterator):
-                iterator.acknowledge()
-                iterator.report_finished()  # the stop waits for this record
+            iterator.acknowledge()
+            iterator.report_finished()  # the stop waits for this record
             await self._host.wait()
             self._raise(self._bad_outcome())
             return True
@@ -586,13 +587,7 @@ class ConsumerRun:
         if in_body and sys.exception() is None:
             iterator.acknowledge()
         elif in_body or was_left:
-            self._abandon(iterator)
-
-    def _abandon(self, iterator: RecordIterator) -> None:
-        first = iterator.first_unacknowledged
-        if first is not None:
-            self._abandoned = (first[1],)
-        iterator.abandon()
+            self._abandoned += iterator.abandon()
 
     async def leave(self, error: BaseException | None, deadline: float) -> None:
         """The end of `async with Consumer`. Does not wait for a record in the caller's loop; it will be handled again.
@@ -601,10 +596,7 @@ class ConsumerRun:
         has_unseen_failure = not self._failure_is_seen and self._bad_outcome() is not None
         if not (self._host.is_running or has_unseen_failure):
             return
-        if isinstance(self.processor, RecordIterator):
-            self._abandon(self.processor)
-        elif isinstance(self.processor, ManualIterator):
-            self.processor.abandon()
+        self._abandoned += self.processor.abandon()
         await self._stop_and_wait(deadline)
         if error is None:
             self._raise(self._bad_outcome())

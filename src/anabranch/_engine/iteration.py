@@ -10,10 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from traceback import StackSummary
 from typing import Any, Final, Generic, TypeVar
 
-from anabranch._core.handling.batches import BatchLimits
 from anabranch._core.handling.failures import UndecodableError
-from anabranch._core.handling.lanes import LaneLimits
-from anabranch._core.session import RecordsOneByOne, Session, Work
+from anabranch._core.session import DeliveryMode, Session, Work
 from anabranch._engine.dispatcher import conclude_undecodable, make_batch
 from anabranch._engine.handler_calls import HandlerOptions, task_stack
 from anabranch._engine.processor import Processor
@@ -135,7 +133,7 @@ class LoopProcessor(Processor):
         ports: Ports,
         queue: WorkQueue,
         changes: Changes,
-        mode: BatchLimits | RecordsOneByOne,
+        mode: DeliveryMode,
         options: HandlerOptions,
     ) -> None:
         super().__init__(queue, mode)
@@ -155,6 +153,9 @@ class LoopProcessor(Processor):
     def is_in_body(self) -> bool:
         """Whether the code that asks runs in the caller's task."""
         return self._task is not None and self._task is asyncio.current_task()
+
+    def acknowledge(self) -> None:
+        """The loop body has ended. Unless the caller acknowledges records, its record or batch is finished."""
 
     def take_turn(self) -> bool:
         """Whether to yield to the event loop before asking for the next item. True once."""
@@ -182,9 +183,9 @@ class RecordIterator(LoopProcessor):
     """
 
     def __init__(
-        self, ports: Ports, queue: WorkQueue, changes: Changes, limits: BatchLimits, options: HandlerOptions
+        self, ports: Ports, queue: WorkQueue, changes: Changes, mode: DeliveryMode, options: HandlerOptions
     ) -> None:
-        super().__init__(ports, queue, changes, limits, options)
+        super().__init__(ports, queue, changes, mode, options)
         self._work: Work | None = None
         self._handed_out = 0
         self._acknowledged = 0
@@ -265,7 +266,6 @@ class RecordIterator(LoopProcessor):
     # acknowledgement
 
     def acknowledge(self) -> None:
-        """The loop body has ended: its record or batch is finished."""
         self._acknowledged = self._handed_out
 
     def report_finished(self) -> Session | None:
@@ -288,25 +288,19 @@ class RecordIterator(LoopProcessor):
             session.count_calls(now_ms - self._timed_at_ms, 1 if self._is_in_batches else new_count)
             self._timed_count, self._timed_at_ms = count, now_ms
 
-    def abandon(self) -> None:
-        """The delivered records will not be acknowledged: stops waiting for them."""
-        work = self._work
+    def abandon(self) -> tuple[Record[bytes], ...]:
+        work, abandoned = self._work, tuple(record for _, record in self.running())
         self.report_finished()
         self._drop()
         if work is not None:
             self._changes.finished(work.session)
-
-    @property
-    def first_unacknowledged(self) -> tuple[Session, Record[bytes]] | None:
-        """The first delivered record that is not acknowledged."""
-        work = self._work
-        if work is None or self._handed_out == self._acknowledged:
-            return None
-        return work.session, work.records[self._acknowledged]
+        return abandoned
 
     def running(self) -> list[tuple[Session, Record[bytes]]]:
-        first = self.first_unacknowledged
-        return [] if first is None else [first]
+        work = self._work
+        if work is None or self._handed_out == self._acknowledged:
+            return []
+        return [(work.session, work.records[self._acknowledged])]
 
     def _take(self, work: Work, handed_out: int) -> None:
         self._work, self._handed_out, self._acknowledged = work, handed_out, 0
@@ -332,8 +326,9 @@ class ManualIterator(LoopProcessor):
 
     manual_ack = True
 
-    def __init__(self, ports: Ports, queue: WorkQueue, changes: Changes, options: HandlerOptions) -> None:
-        mode = RecordsOneByOne("none", LaneLimits(open_keys_max=UNACKNOWLEDGED_MAX))
+    def __init__(
+        self, ports: Ports, queue: WorkQueue, changes: Changes, mode: DeliveryMode, options: HandlerOptions
+    ) -> None:
         super().__init__(ports, queue, changes, mode, options)
         self._unacknowledged: dict[Name, Work] = {}
         self._lost: set[tuple[str, str]] = set()
@@ -369,12 +364,12 @@ class ManualIterator(LoopProcessor):
             self.queue.offer(work.session)
         self._changes.finished(work.session)
 
-    def abandon(self) -> None:
-        """The delivered records will not be acknowledged: stops waiting for them."""
+    def abandon(self) -> tuple[Record[bytes], ...]:
         works = list(self._unacknowledged.values())
         self._unacknowledged.clear()
         for work in works:
             self._changes.finished(work.session)
+        return ()
 
     def running(self) -> list[tuple[Session, Record[bytes]]]:
         return [(work.session, work.records[0]) for work in list(self._unacknowledged.values()) if work.session.is_live]

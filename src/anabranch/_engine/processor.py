@@ -48,6 +48,10 @@ class Processor:
         """Before each commit: a loop reports what is finished (rule M6), and returns the session, to be committed."""
         return None
 
+    def abandon(self) -> tuple[Record[bytes], ...]:
+        """The records that a loop holds will not be acknowledged: stops waiting for them. Returns those to report."""
+        return ()
+
     # from start to end
 
     def start(self) -> None:

@@ -20,6 +20,7 @@ import traceback
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from typing import Any, Final, NoReturn, TypeVar
 
 from anabranch._core.leases import store_calls as calls
@@ -194,34 +195,28 @@ class HeartbeatSender:
             self._on_status()
 
 
-@dataclass(eq=False, repr=False)
-class ExitOnLeaseExpiry:
+async def exit_on_lease_expiry(
+    state: HeartbeatState,
+    clock: Clock,
+    running_calls: Callable[[], Sequence[Event]],
+    emit: Callable[[Event], None],
+    end_process: Callable[[int], object] = os._exit,
+) -> None:
     """With `on_zombie="exit"`: ends the process before others can start a record that still runs here (rule L11).
 
     Other members start after fence and grace have passed. This runs on the heartbeat thread, because the call that
     outlives its lease may block the main loop.
     """
-
-    _state: HeartbeatState
-    _clock: Clock
-    _running: Callable[[], Sequence[Event]]
-    _emit: Callable[[Event], None]
-    _end_process: Callable[[int], object] = os._exit
-
-    async def run(self) -> None:
-        timing, valid_until_ms = self._state.timing, 0
-        while True:
-            fence = self._state.status.fence
-            if fence.ending == "left":
-                return
-            valid_until_ms = fence.valid_until_ms or valid_until_ms
-            due_ms, now_ms = valid_until_ms + timing.grace_ms, self._clock.now_ms()
-            if now_ms >= due_ms and (running := self._running()):
-                for event in running:
-                    self._emit(event)
-                self._end_process(EXIT_STATUS)
-                return
-            await self._clock.sleep_until_ms(max(due_ms, now_ms + timing.slack_ms // CHECKS_PER_SLACK))
+    timing, valid_until_ms = state.timing, 0
+    while (fence := state.status.fence).ending != "left":
+        valid_until_ms = fence.valid_until_ms or valid_until_ms
+        due_ms, now_ms = valid_until_ms + timing.grace_ms, clock.now_ms()
+        if now_ms >= due_ms and (running := running_calls()):
+            for event in running:
+                emit(event)
+            end_process(EXIT_STATUS)
+            return
+        await clock.sleep_until_ms(max(due_ms, now_ms + timing.slack_ms // CHECKS_PER_SLACK))
 
 
 @dataclass(eq=False, repr=False)
@@ -628,7 +623,7 @@ class Fleet:
         else:
             work = [sender.run]
             if self.running_calls is not None:
-                work.append(ExitOnLeaseExpiry(state, ports.clock, self.running_calls, ports.emit).run)
+                work.append(partial(exit_on_lease_expiry, state, ports.clock, self.running_calls, ports.emit))
             thread.start(*work)
             self._task = self._group.create_task(self._tick(thread), name="loop watch")
         self._sender, self._thread = sender, thread

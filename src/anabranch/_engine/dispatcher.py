@@ -137,7 +137,7 @@ class Dispatcher(Processor):
 
     def start(self) -> None:
         loop, count = asyncio.get_running_loop(), self._options.concurrency
-        for number in range(min(count, self._call.concurrency_max or count)):
+        for number in range(min(count, self._call.process_count or count)):
             task = loop.create_task(self._run(), name=f"runner {number}")
             self._runners[task] = _Runner(task)
             task.add_done_callback(self._on_done)
@@ -295,7 +295,7 @@ class Dispatcher(Processor):
         runner.left -= SLICE if self._is_batch else 1
         failure: BaseException | None = None
         try:
-            if self._policy.timeout is None or self._call.times_itself:
+            if self._policy.timeout is None or self._call.process_count:
                 result = await (rest or self._start(work))
             else:
                 async with self._limit.of_call():

@@ -252,11 +252,9 @@ class Consumer(Generic[T]):
             ),
             fanout=self._fanout_plan(ports.store) if self._read == "fanout" else None,
             settings=settings,
-            store_name=str(ports.store),
             stop_conditions=StopConditions(
                 at_tip=until is not None,
                 idle_timeout_ms=None if self._idle_timeout is None else round(self._idle_timeout * 1000),
-                shards_max=settings.leases.max_shards,
             ),
             until_seconds=until.timestamp() if isinstance(until, datetime) else None,
             alerts=self._alerts,

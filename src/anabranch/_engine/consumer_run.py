@@ -125,7 +125,6 @@ class RunPlan:
     fanout: FanOutPlan | None = None
     """None: the shards are polled."""
     settings: ConsumerSettings = field(default_factory=ConsumerSettings)
-    store_name: str = "memory"
     stop_conditions: StopConditions = field(default_factory=StopConditions)
     until_seconds: float | None = None
     """Records that arrived at this time or later are not delivered."""
@@ -269,8 +268,9 @@ class ConsumerRun:
         reader = self._reader = self._make_reader()
         self._handover = ShardHandover(ports, fleet, checkpointer, drainer, processor, settings.leases)
         self._quarantine = Quarantine(ports, fleet, checkpointer, processor, changes)
+        shards_max = plan.profile.shards_max
         self._stop_watcher = StopWatcher(
-            ports.clock, plan.stop_conditions, self.sessions, fleet, discovery, reader, processor
+            ports.clock, plan.stop_conditions, shards_max, self.sessions, fleet, discovery, reader, processor
         )
         self._reports = ShardReports(ports.emit, processor, reader, self._service_clock, letters.reasons)
         self._monitor = RunMonitor(plan.alerts, ports.clock.now_ms())
@@ -380,10 +380,10 @@ class ConsumerRun:
                 self.processor.release()
 
     async def _join_and_run(self) -> None:
-        ports, plan, settings = self._ports, self._plan, self._settings
-        await self.fleet.open(plan.app, plan.store_name, may_create=settings.leases.create != "never")
+        ports, plan, store_name = self._ports, self._plan, str(self._ports.store)
+        await self.fleet.open(plan.app, store_name, may_create=self._settings.leases.create != "never")
         for warning in ports.store.warnings:
-            ports.emit(LeaseStoreWarning(store=plan.store_name, warning=warning))
+            ports.emit(LeaseStoreWarning(store=store_name, warning=warning))
         await self.fleet.check_fleet()
         await self._discovery.prepare()
         await self._letters.check(self._discovery.retention_hours)
@@ -406,7 +406,7 @@ class ConsumerRun:
             ConsumerStarted(
                 app=plan.app.app,
                 member_id=self.fleet.member_id,
-                store=plan.store_name,
+                store=store_name,
                 version=__version__,
                 streams=tuple(stream.name for stream in plan.streams),
                 region=plan.region,
@@ -856,14 +856,16 @@ class ConsumerRun:
             member_id=self.fleet.member_id if self.has_joined else None,
             fenced=not (self.has_joined and self.fleet.may_start()),
             paused=self._is_paused,
-            shards=self._shard_states(*self._stall_inputs()),
+            shards=self._shard_states(),
             budget_used_bytes=self._budget.used_bytes,
             budget_limit_bytes=self._budget.limit_bytes,
         )
 
-    def _shard_states(self, now_ms: int, blocked: Reason | None) -> tuple[ShardState, ...]:
-        sessions = tuple(self.sessions.values())
-        return self._reports.states(sessions, now_ms, blocked, wall_ms=self._ports.clock.wall_ms())
+    def _shard_states(self) -> tuple[ShardState, ...]:
+        clock = self._ports.clock
+        return self._reports.states(
+            self.sessions.values(), clock.now_ms(), self._blocked_reason, wall_ms=clock.wall_ms()
+        )
 
     def _counters(self) -> Counters:
         """The counters of all shards since the run began."""
@@ -897,11 +899,11 @@ class ConsumerRun:
 
     def measures(self) -> ConsumerMeasures:
         """The counters so far, and the current state."""
-        (now_ms, blocked), fleet = self._stall_inputs(), self.fleet
+        fleet = self.fleet
         return ConsumerMeasures(
             app=self._plan.app.app,
             counters=self._counters(),
-            shards=self._shard_states(now_ms, blocked),
+            shards=self._shard_states(),
             budget_used_bytes=self._budget.used_bytes,
             budget_limit_bytes=self._budget.limit_bytes,
             lease_taken_count=self._taken_count,
@@ -910,7 +912,7 @@ class ConsumerRun:
             store_calls=fleet.store.calls.plus(fleet.heartbeat_store.calls),
             store_failure_count=fleet.store.failure_count + fleet.heartbeat_store.failure_count,
             store_throttle_count=fleet.store.throttle_count + fleet.heartbeat_store.throttle_count,
-            dead_letter_age=self._letters.last_age(now_ms),
+            dead_letter_age=self._letters.last_age,
             loop_lags=fleet.loop_lags.copy(),
         )
 
@@ -937,19 +939,18 @@ class ConsumerRun:
                 report_alert(emit, alert, event)
 
     def _describe(self) -> Description:
-        return Description(
-            self._read_results.is_healthy, self._reports.report(self.sessions.values(), *self._stall_inputs())
-        )
+        shards = self._reports.report(self.sessions.values(), self._ports.clock.now_ms(), self._blocked_reason)
+        return Description(self._read_results.is_healthy, shards)
 
     def _running_calls(self) -> list[ZombieCall]:
         return self._fence_watch.zombies()
 
-    def _stall_inputs(self) -> tuple[int, Reason | None]:
-        """The time, and what blocks all shards."""
-        now_ms = self._ports.clock.now_ms()
+    @property
+    def _blocked_reason(self) -> Reason | None:
+        """What blocks all shards."""
         if not self.has_joined:
-            return now_ms, None
-        return now_ms, self.fleet.blocked_reason or (PausedByProgram() if self._is_paused else None)
+            return None
+        return self.fleet.blocked_reason or (PausedByProgram() if self._is_paused else None)
 
     def pause(self) -> None:
         self._is_paused = True

@@ -267,7 +267,7 @@ class ConsumerRun:
         self._registration: FanOutRegistration | None = None
         reader = self._reader = self._make_reader()
         self._handover = ShardHandover(ports, fleet, checkpointer, drainer, processor, settings.leases)
-        self._quarantine = Quarantine(ports, fleet, checkpointer, processor, changes)
+        self._quarantine = Quarantine(ports, fleet, checkpointer, processor, changes, self.sessions)
         shards_max = plan.profile.shards_max
         self._stop_watcher = StopWatcher(
             ports.clock, plan.stop_conditions, shards_max, self.sessions, fleet, discovery, reader, processor

@@ -317,9 +317,8 @@ class FanOutReader:
             if not shard.awaits_budget:
                 shard.awaits_budget = True
                 self._budget.call_when_free(shard.wanted_bytes, lambda: self._on_budget_freed(shard))
-        elif session.busy_bytes >= (most_bytes := self._results.busy_bytes_max(EVENT_BYTES_MAX)):
-            session.pause_reading(below_bytes=most_bytes)
-            self._changes.arrived(session)  # no more records for now: a partial batch need not wait
+        else:
+            self._results.pause_if_full(session, EVENT_BYTES_MAX)
         await shard.alarm.wait(until_ms)
 
     def _on_budget_freed(self, shard: _SubscribedShard) -> None:

@@ -126,11 +126,8 @@ class PollingReader:
         if session.state != "reading" or self.is_paused or session.row.paused or not self._is_polled(shard):
             shard.is_busy = False
             return False
-        held = session.busy_bytes
-        if held and held >= (most_bytes := self._results.busy_bytes_max(GET_RECORDS_BYTES_MAX)):
+        if session.busy_bytes and self._results.pause_if_full(session, GET_RECORDS_BYTES_MAX):
             shard.is_busy = False
-            session.pause_reading(below_bytes=most_bytes)
-            self._changes.arrived(session)  # no more records for now: a partial batch need not wait
             return False
         return True
 

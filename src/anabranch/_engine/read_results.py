@@ -67,6 +67,15 @@ class ReadResults:
         share = free_bytes // max(1, len(self._sessions))
         return max(1, min(WINDOW_BYTES_MAX, max(share - page_bytes_max, share // 2)))
 
+    def pause_if_full(self, session: Session, page_bytes_max: int) -> bool:
+        """Whether the shard holds so much that it is not read. It is woken when it holds less."""
+        bytes_max = self.busy_bytes_max(page_bytes_max)
+        if session.busy_bytes < bytes_max:
+            return False
+        session.pause_reading(below_bytes=bytes_max)
+        self._changes.arrived(session)  # no more records for now: a partial batch need not wait
+        return True
+
     # a page
 
     def traced(self, operation: str, session: Session, read: Awaitable[F]) -> Awaitable[F]:

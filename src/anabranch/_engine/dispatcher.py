@@ -9,9 +9,10 @@ lease is lost, its calls are cancelled and do not count.
 import asyncio
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextlib import nullcontext
 from functools import partial
 from traceback import StackSummary
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from anabranch._core.handling.batches import BatchLimits
 from anabranch._core.handling.failures import (
@@ -74,20 +75,6 @@ class _Runner:
         """Calls that have ended since the last report."""
         self.is_waiting = False
         """Whether the last stepped call waits for something; it is reported separately."""
-
-
-class _TurnOver:
-    """The session may have more work, but the runner must check the lease again or yield to the loop first."""
-
-
-_TURN_OVER: Final = _TurnOver()
-
-
-class _BegunCall(NamedTuple):
-    """Work whose handler call was started, and the rest of the call."""
-
-    work: Work
-    rest: Awaitable[Any]
 
 
 class Dispatcher(Processor):
@@ -158,12 +145,10 @@ class Dispatcher(Processor):
             task.cancel()
 
     async def end(self) -> None:
-        while self._runners and (left_ms := self._left_ms()) > 0:
-            await asyncio.wait(self._runners, timeout=left_ms / 1000)
-
-    def _left_ms(self) -> int:
         assert self._cancelled_at_ms is not None, "end() without cancel_all()"
-        return self._cancelled_at_ms + IGNORED_AFTER_MS - self._ports.clock.now_ms()
+        until_ms = self._cancelled_at_ms + IGNORED_AFTER_MS
+        while self._runners and (left_ms := until_ms - self._ports.clock.now_ms()) > 0:
+            await asyncio.wait(self._runners, timeout=left_ms / 1000)
 
     def release(self) -> None:
         for task in self._runners:
@@ -197,39 +182,35 @@ class Dispatcher(Processor):
                 runner.left = SLICE
                 continue
             taken = self._take_work(runner, session)
-            if taken is None:
-                continue
-            if isinstance(taken, _TurnOver):
-                queue.put_back(session)
-                runner.left = 0
-            elif isinstance(taken, _BegunCall):
-                await self._perform(runner, taken.work, taken.rest)
-            else:
-                await self._perform(runner, taken, None)
+            if taken is not None:
+                await self._perform(runner, *taken)
             if task.cancelling():
                 await clear_cancellation(task, self._is_ending)
             if runner.left <= 0:
                 runner.left = SLICE
                 await asyncio.sleep(0)
 
-    def _take_work(self, runner: _Runner, session: Session) -> Work | _BegunCall | _TurnOver | None:
+    def _take_work(self, runner: _Runner, session: Session) -> tuple[Work, Awaitable[Any] | None] | None:
+        """The next work, and the rest of its call if that was begun."""
         if not self._is_batch:
             if self._plain_calls_left:
                 self._plain_calls_left -= 1
-            elif (taken := self._handle_without_waiting(runner, session)) is not None:
-                return taken
-            elif not session.may_start:
-                return None
+            else:
+                begun = self._handle_without_waiting(runner, session)
+                if begun is not None or runner.left <= 0 or not session.may_start:
+                    return begun
         work = self.queue.next_of(session)
-        if work is not None:
-            runner.began = None
-        return work
+        if work is None:
+            return None
+        runner.began = None
+        return work, None
 
     # calls that do not wait: they are started by hand and reported together
 
-    def _handle_without_waiting(self, runner: _Runner, session: Session) -> _BegunCall | _TurnOver | None:
+    def _handle_without_waiting(self, runner: _Runner, session: Session) -> tuple[Work, Awaitable[Any]] | None:
         """Calls the handler for one record after another until a call fails or waits, the turn is over, or no record
-        may start. No other task runs between these calls and sees the lane, so they are reported together.
+        may start. No other task runs between these calls and sees the lane, so they are reported together. Returns the
+        work whose call failed or waits, and the rest of that call.
         """
         turn = self.queue.turn
         now_ms = turn.look()
@@ -246,12 +227,18 @@ class Dispatcher(Processor):
                 self._plain_calls_left = self._plain_calls
                 work = session.begin_upcoming(now_ms)
                 self.queue.found_work(session)
-                return _BegunCall(work, rest)
+                return work, rest
             self._stride = min(SLICE, 2 * self._stride)
             cut_short = runner.done_count < len(records) or runner.task.cancelling()
             if cut_short or runner.left <= 0:
-                return _TURN_OVER
-        return None if self._fleet.may_start() else _TURN_OVER
+                break
+        else:
+            if self._fleet.may_start():
+                return None
+        # The session may have more work, but the runner must check the lease again or yield to the loop first.
+        self.queue.put_back(session)
+        runner.left = 0
+        return None
 
     def _handle_slice(self, runner: _Runner, session: Session, records: list[Record[bytes]]) -> Awaitable[Any] | None:
         """Returns the rest of the call that failed or waits; None if all calls ended."""
@@ -350,13 +337,10 @@ class Dispatcher(Processor):
             await self._ports.before_call()
         decoded, undecodable = self._options.decode_leading(work.records)
         if decoded:
-            batch = make_batch(work.session, decoded)
-            context = self._context(work.session, work.attempts)
-            if self._tracing is None:
+            batch, context = make_batch(work.session, decoded), self._context(work.session, work.attempts)
+            tracing = self._tracing
+            with nullcontext() if tracing is None else tracing.handling_batch(work.records, work.attempts + 1):
                 await self._call(batch, context, self._fleet.may_start, self._limit.of_call)
-            else:
-                with self._tracing.handling_batch(work.records, work.attempts + 1):
-                    await self._call(batch, context, self._fleet.may_start, self._limit.of_call)
             self._add_metrics(context)
         if undecodable is not None:
             raise undecodable

@@ -63,7 +63,7 @@ class PerLoop(ABC, Generic[C]):
     def __init__(self) -> None:
         self._clients: dict[asyncio.AbstractEventLoop, _LoopClient[C]] = {}
         self._opening: dict[asyncio.AbstractEventLoop, asyncio.Lock] = {}
-        self._closing: set[asyncio.Future[None]] = set()
+        self._closing: set[asyncio.Task[None]] = set()
         self._guard = threading.Lock()
 
     @abstractmethod
@@ -109,6 +109,10 @@ class PerLoop(ABC, Generic[C]):
 
     def _close_there(self, loop: asyncio.AbstractEventLoop, one: _LoopClient[C]) -> None:
         """Runs in the other loop. If that loop ends first, it closes the client itself."""
-        closing = asyncio.ensure_future(one.lifetime.aclose(), loop=loop)
+        closing = loop.create_task(_aclose(one.lifetime), name="close a client")
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
+
+
+async def _aclose(lifetime: AsyncGenerator[C, None]) -> None:
+    await lifetime.aclose()

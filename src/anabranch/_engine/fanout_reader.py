@@ -239,9 +239,7 @@ class FanOutReader:
                 return
 
     async def _receive_one(self, shard: _SubscribedShard, stream: ShardSubscription) -> bool:
-        """False if it was the last event to receive. When it returns, only the session refers to the event, so its
-        bytes can be freed while the reader waits for the next one.
-        """
+        """False if it was the last event. On return, only the session refers to it, so its bytes can be freed."""
         session, reserved = shard.session, shard.wanted_bytes
         try:
             event = await self._results.traced("SubscribeToShard", session, stream.receive())

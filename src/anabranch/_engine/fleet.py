@@ -451,9 +451,7 @@ class Fleet:
         return self._machine.draining
 
     def may_start(self, before_ms: int = NO_LIMIT_MS) -> bool:
-        """Whether this member may start handler calls at this moment (rule L8): asked in the step that starts one. With
-        `before_ms`, only before that time: the clock is read once for both.
-        """
+        """Whether a handler call may start now (rule L8), and before `before_ms`. Asked in the step that starts it."""
         gate = self._machine.heartbeat.gate
         until_ms, ahead_ms_max = gate.limit
         if before_ms < until_ms:  # noqa: PLR1730 -- min() costs more, and this is asked before each record
@@ -664,9 +662,7 @@ _joined: "weakref.WeakSet[Fleet]" = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    """A fork copies the member's identity and fence, so parent and child would act as one member. So every member ends
-    in the child, before any other code runs there. The child must join as a new member.
-    """
+    """Parent and child would act as one member. So each member ends in the child, which must join as a new one."""
     for fleet in list(_joined):
         fleet.on_fork()
 

@@ -383,9 +383,7 @@ class HandlerCall:
         self.is_cancellable = self.is_async or bool(processes)
         """Whether a running call can be ended; one in a thread cannot."""
         self.process_count = processes
-        """If not 0, no more calls run at once, and each applies the time limit itself: it must not include the wait for
-        a process.
-        """
+        """If not 0: how many calls can run at once. Each times itself, without the wait for its process."""
         self._processes = ProcessSlots(processes, handler) if processes else None
         self._threads = None if self.is_cancellable else DaemonThreads(threads, "anabranch-handler")
         self._thread_ids: dict[asyncio.Task[Any] | None, int] = {}

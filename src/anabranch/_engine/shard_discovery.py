@@ -135,9 +135,7 @@ async def is_open(ports: Ports, stream: StreamName, shard_id: str) -> bool:
 
 @dataclass(eq=False, repr=False)
 class CoalescedCall:
-    """Coalesces concurrent calls: one call serves all who asked before it started. A thousand shards that start
-    together cost two calls, and each gets a response to a call that started after it asked.
-    """
+    """Coalesces concurrent calls: one call serves all who asked before it started, even a thousand shards."""
 
     _call: Callable[[], Awaitable[object]]
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -171,9 +169,7 @@ class _Settled(NamedTuple):
     """The member that found this."""
     shard_ids: tuple[str, ...]
     unfinished: tuple[str, ...] | None
-    """The shards with an unfinished lease, if listed shards wait for their parents: there may be work once one of these
-    ends. None: every listed shard has its row or needs none.
-    """
+    """The shards with an unfinished lease, if listed shards wait for parents. None: each has its row or needs none."""
 
 
 @dataclass(eq=False, repr=False)

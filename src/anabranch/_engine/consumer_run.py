@@ -28,16 +28,16 @@ from anabranch._core.reading.window import Unpacker
 from anabranch._core.session import DeliveryMode, RecordsOneByOne, Session
 from anabranch._core.shards.lifecycle import Start
 from anabranch._core.tracker import discards
-from anabranch._engine.checkpointer import Checkpointer, Drainer
+from anabranch._engine.checkpointer import Checkpointer
 from anabranch._engine.clock import Alarm, Scheduler
 from anabranch._engine.commands import Commands
 from anabranch._engine.dead_lettering import DeadLettering
 from anabranch._engine.dispatcher import Dispatcher, raise_later, report_skipped, situation_of
+from anabranch._engine.drainer import Drainer
 from anabranch._engine.fanout_reader import FanOutReader, Reader
 from anabranch._engine.fanout_registration import FanOutPlan, FanOutRegistration
 from anabranch._engine.fleet import Fleet
 from anabranch._engine.handler_calls import HandlerCall, HandlerOptions
-from anabranch._engine.handover import ShardHandover
 from anabranch._engine.iteration import (
     UNACKNOWLEDGED_MAX,
     Iteration,
@@ -46,14 +46,13 @@ from anabranch._engine.iteration import (
     RecordIterator,
 )
 from anabranch._engine.polling_reader import PollingReader
-from anabranch._engine.processor import Processor
 from anabranch._engine.quarantine import Quarantine
 from anabranch._engine.read_results import ReadResults
 from anabranch._engine.shard_discovery import ShardDiscovery
 from anabranch._engine.shard_reports import ShardReports
 from anabranch._engine.stop_conditions import StopConditions, StopWatcher
 from anabranch._engine.tasks import BackgroundTask, attach_failure, single_cause, start_in_group
-from anabranch._engine.work_queue import Changes, WorkQueue
+from anabranch._engine.work_queue import Changes, Processor, WorkQueue
 from anabranch._model.leases import AppRow, Checkpoint, ControlRow, HandOffRequest, LeaseKey
 from anabranch._model.streams import Position, StreamName
 from anabranch._ports import Ports
@@ -212,8 +211,7 @@ class ConsumerRun:
     _budget: Budget
     _: KW_ONLY
     claim: Callable[["ConsumerRun"], bool] = lambda _: True
-    """Called when an iteration starts the run, maybe long after it was created. Returns False if it was stopped before.
-    """
+    """Called when an iteration starts the run, maybe long after its creation. False: it was stopped before."""
     sessions: dict[LeaseKey, Session] = field(default_factory=dict)
     _service_clock: ServiceClock = field(default_factory=ServiceClock)
     _counted_before: Counters = field(default_factory=Counters)
@@ -262,11 +260,10 @@ class ConsumerRun:
         discovery = self._discovery = ShardDiscovery(ports, fleet, plan.streams, plan.start, settings)
         checkpointer = self._checkpointer = Checkpointer(ports, fleet, settings.checkpoints, processor)
         letters = self._letters = DeadLettering(ports, fleet, checkpointer, processor.queue, changes, discovery)
-        drainer = self._drainer = Drainer(ports.clock, processor, letters.running)
+        self._drainer = Drainer(ports, fleet, checkpointer, processor, letters, settings.leases)
         self._commands = Commands(ports, fleet, checkpointer, letters, changes, self.sessions)
         self._registration: FanOutRegistration | None = None
         reader = self._reader = self._make_reader()
-        self._handover = ShardHandover(ports, fleet, checkpointer, drainer, processor, settings.leases)
         self._quarantine = Quarantine(ports, fleet, checkpointer, processor, changes, self.sessions)
         shards_max = plan.profile.shards_max
         self._stop_watcher = StopWatcher(
@@ -590,9 +587,7 @@ class ConsumerRun:
             self._abandoned += iterator.abandon()
 
     async def leave(self, error: BaseException | None, deadline: float) -> None:
-        """The end of `async with Consumer`. Does not wait for a record in the caller's loop; it will be handled again.
-        If an error leaves the block, it carries the consumer's own error.
-        """
+        """Leaves `async with Consumer`, without waiting for the record in the loop. `error` carries our own error."""
         has_unseen_failure = not self._failure_is_seen and self._bad_outcome() is not None
         if not (self._host.is_running or has_unseen_failure):
             return
@@ -662,9 +657,7 @@ class ConsumerRun:
         return stopped
 
     def _attach_failure(self, error: BaseException) -> None:
-        """Another error is being raised: it must not hide the consumer's own (P7). An event reports that one, too,
-        because the notes of a cancellation are easily missed.
-        """
+        """Another error is raised: it must not hide ours (P7). An event says it, too: notes are easily missed."""
         failure = self._bad_outcome()
         if failure is None or self._failure_is_seen:
             return
@@ -779,7 +772,7 @@ class ConsumerRun:
             self._spawn(self._hand_off(session, request), f"hand off {session.shard_id}")
 
     async def _hand_off(self, session: Session, request: HandOffRequest) -> None:
-        if not await self._handover.give(session, request):
+        if not await self._drainer.give(session, request):
             self.processor.queue.offer(session)
             self._reader.wake(session)
 
@@ -845,7 +838,7 @@ class ConsumerRun:
             self._changes.finished(session)
 
     async def _stop_shard(self, session: Session) -> None:
-        await self._handover.stop_shard(session)
+        await self._drainer.stop_shard(session)
         self._stop_watcher.notify()
 
     # this process

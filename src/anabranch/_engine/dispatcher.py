@@ -40,8 +40,7 @@ from anabranch._engine.handler_calls import (
     failed_attempt,
     refuse_unfinished,
 )
-from anabranch._engine.processor import Processor
-from anabranch._engine.work_queue import Changes, WorkQueue
+from anabranch._engine.work_queue import Changes, Processor, WorkQueue
 from anabranch._ports import Ports
 from anabranch.events import RecordSkipped
 from anabranch.letters import Failure
@@ -52,9 +51,7 @@ from anabranch.records import Batch, BatchFailure, Context, Record
 SLICE: Final = 100
 """Records that a runner handles before it yields to the event loop."""
 PLAIN_CALLS_MAX: Final = 63
-"""If handlers wait, stepping their calls by hand costs more than awaiting them. So up to this many calls are simply
-awaited before the next one is stepped.
-"""
+"""If handlers wait, awaiting calls is cheaper than stepping them: up to this many are awaited between two steps."""
 
 
 class _Runner:

@@ -14,8 +14,7 @@ from anabranch._core.handling.failures import UndecodableError
 from anabranch._core.session import DeliveryMode, Session, Work
 from anabranch._engine.dispatcher import conclude_undecodable, make_batch
 from anabranch._engine.handler_calls import HandlerOptions, task_stack
-from anabranch._engine.processor import Processor
-from anabranch._engine.work_queue import Changes, WorkQueue
+from anabranch._engine.work_queue import Changes, Processor, WorkQueue
 from anabranch._ports import Ports
 from anabranch.errors import UsageError
 from anabranch.records import Batch, Record
@@ -193,9 +192,7 @@ class RecordIterator(LoopProcessor):
         """How many of the acknowledged records have been timed, and when."""
         self._is_in_batches = False
         self._undecodable: UndecodableError | None = None
-        """The error of the record after the delivered batch: it gets the policy's last step once the batch is
-        acknowledged.
-        """
+        """The record after the delivered batch does not decode: it gets the policy's last step after the batch."""
         self.next_record: Callable[[], Record[Any] | None] = self._records().__next__
         """Acknowledges the last record. Returns the next one, or None if there is none now."""
 

@@ -24,8 +24,7 @@ from anabranch._core.session import COMMITTED_ONE_BY_ONE, Session
 from anabranch._engine.checkpointer import Checkpointer
 from anabranch._engine.clock import Alarm
 from anabranch._engine.fleet import Fleet
-from anabranch._engine.processor import Processor
-from anabranch._engine.work_queue import Changes
+from anabranch._engine.work_queue import Changes, Processor
 from anabranch._model.leases import LeaseKey
 from anabranch._ports import Ports
 from anabranch.events import ShardSuspected

@@ -15,7 +15,7 @@ from anabranch._core.reading.service_time import ServiceClock
 from anabranch._core.session import Session
 from anabranch._engine.fanout_reader import Reader
 from anabranch._engine.handler_calls import place_in
-from anabranch._engine.processor import Processor
+from anabranch._engine.work_queue import Processor
 from anabranch._model.leases import ShardStatus, SubscriptionStatus
 from anabranch._model.streams import Position
 from anabranch.events import Event, ShardRecovered, ShardStalled

@@ -14,8 +14,8 @@ from anabranch._core.session import Session
 from anabranch._engine.clock import Alarm
 from anabranch._engine.fanout_reader import Reader
 from anabranch._engine.fleet import Fleet
-from anabranch._engine.processor import Processor
 from anabranch._engine.shard_discovery import ShardDiscovery
+from anabranch._engine.work_queue import Processor
 from anabranch._model.leases import LeaseKey, LeaseRow
 from anabranch._ports import Clock
 

@@ -291,9 +291,9 @@ class ConsumerRun:
         queue = WorkQueue(ports.clock, scheduler, self.fleet, changes, one_at_a_time=one_at_a_time)
         if isinstance(mode, IterateRecords | IterateBatches):
             iterator = RecordIterator if isinstance(delivery, BatchLimits) else ManualIterator
-            return iterator(ports, queue, changes, delivery, options)
+            return iterator(queue, delivery, ports, changes, options)
         on_error = self._on_callback_error
-        return Dispatcher(ports, self.fleet, scheduler, queue, changes, delivery, mode.call, options, on_error=on_error)
+        return Dispatcher(queue, delivery, ports, changes, options, self.fleet, scheduler, mode.call, on_error)
 
     def _delivery(self, mode: EngineMode, options: HandlerOptions) -> DeliveryMode:
         checkpoints = self._settings.checkpoints

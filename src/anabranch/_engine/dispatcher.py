@@ -10,6 +10,7 @@ import asyncio
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from traceback import StackSummary
 from typing import Any, Final
@@ -27,7 +28,7 @@ from anabranch._core.handling.failures import (
     root_error,
     undecodable,
 )
-from anabranch._core.session import DeliveryMode, Session, Work
+from anabranch._core.session import Session, Work
 from anabranch._engine.clock import Scheduler
 from anabranch._engine.fleet import Fleet
 from anabranch._engine.handler_calls import (
@@ -40,7 +41,7 @@ from anabranch._engine.handler_calls import (
     failed_attempt,
     refuse_unfinished,
 )
-from anabranch._engine.work_queue import Changes, Processor, WorkQueue
+from anabranch._engine.work_queue import Changes, Processor
 from anabranch._ports import Ports
 from anabranch.events import RecordSkipped
 from anabranch.letters import Failure
@@ -74,6 +75,7 @@ class _Runner:
         """Whether the last stepped call waits for something; it is reported separately."""
 
 
+@dataclass(eq=False, repr=False)
 class Dispatcher(Processor):
     """An async call can ignore its cancellation. In a task group it would keep the worker and its process from ending.
     So the runners are not in a group. Those that do not end in time are released.
@@ -81,41 +83,30 @@ class Dispatcher(Processor):
 
     is_loop = False
 
-    def __init__(
-        self,
-        ports: Ports,
-        fleet: Fleet,
-        scheduler: Scheduler,
-        queue: WorkQueue,
-        changes: Changes,
-        mode: DeliveryMode,
-        call: HandlerCall,
-        options: HandlerOptions,
-        *,
-        on_error: Callable[[BaseException], None],
-    ) -> None:
-        super().__init__(queue, mode)
-        self._ports = ports
-        self._fleet = fleet
-        self._scheduler = scheduler
-        self._changes = changes
-        self._call = call
-        self._options = options
-        self._policy = options.policy
-        self.is_cancellable = call.is_cancellable  # a call in a thread cannot be ended
-        self._on_error = on_error
-        """Called with an error of a runner itself, not of its handler: it ends the worker."""
-        self._is_batch = isinstance(mode, BatchLimits)
+    _ports: Ports
+    _changes: Changes
+    _options: HandlerOptions
+    _fleet: Fleet
+    _scheduler: Scheduler
+    _call: HandlerCall
+    _on_error: Callable[[BaseException], None]
+    """Called with an error of a runner itself, not of its handler: it ends the worker."""
+    _runners: dict[asyncio.Task[Any], _Runner] = field(default_factory=dict)
+    _released: dict[asyncio.Task[Any], None] = field(default_factory=dict)
+    _cancelled_at_ms: int | None = None
+    _stride: int = SLICE
+    """How many records to step at once: few if handlers wait."""
+    _plain_calls: int = 0
+    _plain_calls_left: int = 0
+
+    def __post_init__(self) -> None:
+        ports, self._policy = self._ports, self._options.policy
+        self.is_cancellable = self._call.is_cancellable  # a call in a thread cannot be ended
+        self._is_batch = isinstance(self.mode, BatchLimits)
         self._tracing = ports.tracing
         is_plain = not self._is_batch and ports.before_call is None and ports.tracing is None
-        self._direct = _direct_call(call, options) if is_plain else None
-        self._limit = TimeLimit(ports.clock, options.policy.timeout)
-        self._runners: dict[asyncio.Task[Any], _Runner] = {}
-        self._released: dict[asyncio.Task[Any], None] = {}
-        self._cancelled_at_ms: int | None = None
-        self._stride = SLICE
-        """How many records to step at once: few if handlers wait."""
-        self._plain_calls = self._plain_calls_left = 0
+        self._direct = _direct_call(self._call, self._options) if is_plain else None
+        self._limit = TimeLimit(ports.clock, self._policy.timeout)
 
     # the runners
 

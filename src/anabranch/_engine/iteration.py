@@ -7,14 +7,15 @@ the last one) or a `ManualIterator` (the caller acknowledges). Both are processo
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
 from traceback import StackSummary
 from typing import Any, Final, Generic, TypeVar
 
 from anabranch._core.handling.failures import UndecodableError
-from anabranch._core.session import DeliveryMode, Session, Work
+from anabranch._core.session import Session, Work
 from anabranch._engine.dispatcher import conclude_undecodable, make_batch
 from anabranch._engine.handler_calls import HandlerOptions, task_stack
-from anabranch._engine.work_queue import Changes, Processor, WorkQueue
+from anabranch._engine.work_queue import Changes, Processor
 from anabranch._ports import Ports
 from anabranch.errors import UsageError
 from anabranch.records import Batch, Record
@@ -124,25 +125,17 @@ SLICE = 500
 """Records after which we yield to the event loop, even if the caller's loop never waits."""
 
 
+@dataclass(eq=False, repr=False)
 class LoopProcessor(Processor):
     """What both kinds of loops share: the caller's task, and when to yield to the event loop."""
 
-    def __init__(
-        self,
-        ports: Ports,
-        queue: WorkQueue,
-        changes: Changes,
-        mode: DeliveryMode,
-        options: HandlerOptions,
-    ) -> None:
-        super().__init__(queue, mode)
-        self._ports = ports
-        self._changes = changes
-        self._options = options
-        self._task: asyncio.Task[Any] | None = None
-        """The caller's task, once known."""
-        self._since_turn = 0
-        self._wants_turn = False
+    _ports: Ports
+    _changes: Changes
+    _options: HandlerOptions
+    _task: asyncio.Task[Any] | None = None
+    """The caller's task, once known."""
+    _since_turn: int = 0
+    _wants_turn: bool = False
 
     def begin(self) -> None:
         """The current task is the caller's."""
@@ -174,6 +167,7 @@ class LoopProcessor(Processor):
         return work
 
 
+@dataclass(eq=False, repr=False)
 class RecordIterator(LoopProcessor):
     """Delivers records or batches; asking for the next one acknowledges the last.
 
@@ -181,18 +175,17 @@ class RecordIterator(LoopProcessor):
     acknowledging that record. If the lease is lost, the rest of the work is dropped.
     """
 
-    def __init__(
-        self, ports: Ports, queue: WorkQueue, changes: Changes, mode: DeliveryMode, options: HandlerOptions
-    ) -> None:
-        super().__init__(ports, queue, changes, mode, options)
-        self._work: Work | None = None
-        self._handed_out = 0
-        self._acknowledged = 0
-        self._timed_count = self._timed_at_ms = 0
-        """How many of the acknowledged records have been timed, and when."""
-        self._is_in_batches = False
-        self._undecodable: UndecodableError | None = None
-        """The record after the delivered batch does not decode: it gets the policy's last step after the batch."""
+    _work: Work | None = None
+    _handed_out: int = 0
+    _acknowledged: int = 0
+    _timed_count: int = 0
+    """How many of the acknowledged records have been timed, the last at `_timed_at_ms`."""
+    _timed_at_ms: int = 0
+    _is_in_batches: bool = False
+    _undecodable: UndecodableError | None = None
+    """The record after the delivered batch does not decode: it gets the policy's last step after the batch."""
+
+    def __post_init__(self) -> None:
         self.next_record: Callable[[], Record[Any] | None] = self._records().__next__
         """Acknowledges the last record. Returns the next one, or None if there is none now."""
 
@@ -314,6 +307,7 @@ UNACKNOWLEDGED_MAX = 10_000
 Name = tuple[str, str, str, int]
 
 
+@dataclass(eq=False, repr=False)
 class ManualIterator(LoopProcessor):
     """Delivers records that the caller acknowledges in any order.
 
@@ -323,13 +317,9 @@ class ManualIterator(LoopProcessor):
 
     manual_ack = True
 
-    def __init__(
-        self, ports: Ports, queue: WorkQueue, changes: Changes, mode: DeliveryMode, options: HandlerOptions
-    ) -> None:
-        super().__init__(ports, queue, changes, mode, options)
-        self._unacknowledged: dict[Name, Work] = {}
-        self._lost: set[tuple[str, str]] = set()
-        """Shards whose lease was lost with unacknowledged records, which may have been delivered again since."""
+    _unacknowledged: dict[Name, Work] = field(default_factory=dict)
+    _lost: set[tuple[str, str]] = field(default_factory=set)
+    """Shards whose lease was lost with unacknowledged records, which may have been delivered again since."""
 
     def next_record(self) -> Record[Any] | None:
         """The next record, or None if there is none now."""

@@ -3,6 +3,7 @@
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from traceback import StackSummary
 from typing import Final
 
@@ -200,6 +201,7 @@ class LoopTurn:
         self.over_ms = self.look() + TURN_MS
 
 
+@dataclass(eq=False, repr=False)
 class Processor:
     """Who handles the records: the runners of a handler (`Dispatcher`), or the caller's own loop (`iteration`).
 
@@ -207,17 +209,16 @@ class Processor:
     caller's own loop, which the engine can neither start nor cancel.
     """
 
+    queue: WorkQueue
+    mode: DeliveryMode
+    """How sessions deliver their records."""
+
     manual_ack = False
     """Whether the caller acknowledges each record."""
     is_loop = True
     """Whether the caller's own loop does the work."""
     is_cancellable = False
     """Whether running calls can be ended."""
-
-    def __init__(self, queue: WorkQueue, mode: DeliveryMode) -> None:
-        self.queue = queue
-        self.mode = mode
-        """How sessions deliver their records."""
 
     # what runs
 

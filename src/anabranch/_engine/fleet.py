@@ -95,13 +95,14 @@ class StoreCaller:
 
     _store: LeaseStore
     _clock: Clock
+    _deadline_ms: int
     calls: TimeBuckets = field(default_factory=TimeBuckets)
     failure_count: int = 0
     throttle_count: int = 0
 
-    async def call(self, call: StoreCall[Any], deadline_ms: int) -> object:
+    async def call(self, call: StoreCall[Any]) -> object:
         """What the store returned, or `NoAnswer`. Raises errors that no retry fixes (no database, another schema)."""
-        deadline_ms, began_ms = call.deadline_ms or deadline_ms, self._clock.now_ms()
+        deadline_ms, began_ms = call.deadline_ms or self._deadline_ms, self._clock.now_ms()
         try:
             async with asyncio.timeout(deadline_ms / 1000):
                 return await send(self._store, call)
@@ -180,14 +181,13 @@ class HeartbeatSender:
         self._alarm.ring()
 
     async def _perform(self, action: calls.Action) -> object:
-        timing = self._state.timing
         if isinstance(action, calls.Wait):
             await self._alarm.wait(action.until_ms)
             while self._is_stalled():
-                await self._alarm.wait(self._clock.now_ms() + timing.heartbeat_interval_ms)
+                await self._alarm.wait(self._clock.now_ms() + self._state.timing.heartbeat_interval_ms)
             return None
         assert isinstance(action, StoreCall)
-        return await self._store.call(action, timing.call_deadline_ms)
+        return await self._store.call(action)
 
     def _publish(self) -> None:
         if self._state.status is not self._published:
@@ -345,8 +345,8 @@ class Fleet:
         ports = self._ports
         self._machine = LeaseMachine(self._profile, self.timing, ports.entropy)
         self._clock = ports.clock
-        self.store = StoreCaller(ports.store, ports.clock)
-        self.heartbeat_store = StoreCaller(ports.store, ports.clock)
+        self.store = StoreCaller(ports.store, ports.clock, self.timing.call_deadline_ms)
+        self.heartbeat_store = StoreCaller(ports.store, ports.clock, self.timing.call_deadline_ms)
         """Calls from the heartbeat thread."""
         self.loop_lags = TimeBuckets()
         """How late the event loop was, measured every half second."""
@@ -584,7 +584,7 @@ class Fleet:
         if isinstance(action, calls.Describe):
             return self.describe()
         assert isinstance(action, StoreCall)
-        return await self.store.call(action, self.timing.call_deadline_ms)
+        return await self.store.call(action)
 
     def _pass_on(self) -> None:
         for change in self._machine.take_changes():

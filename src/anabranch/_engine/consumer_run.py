@@ -265,9 +265,9 @@ class ConsumerRun:
         self._registration: FanOutRegistration | None = None
         reader = self._reader = self._make_reader()
         self._quarantine = Quarantine(ports, fleet, checkpointer, processor, changes, self.sessions)
-        shards_max = plan.profile.shards_max
+        conditions, shards_max = plan.stop_conditions, plan.profile.shards_max
         self._stop_watcher = StopWatcher(
-            ports.clock, plan.stop_conditions, shards_max, self.sessions, fleet, discovery, reader, processor
+            ports.clock, conditions, shards_max, self.sessions, fleet, discovery, reader, processor
         )
         self._reports = ShardReports(ports.emit, processor, reader, self._service_clock, letters.reasons)
         self._monitor = RunMonitor(plan.alerts, ports.clock.now_ms())
@@ -288,7 +288,7 @@ class ConsumerRun:
     def _make_processor(self, mode: EngineMode, options: HandlerOptions) -> Processor:
         ports, scheduler, changes, delivery = self._ports, self.scheduler, self._changes, self._delivery(mode, options)
         one_at_a_time = isinstance(delivery, BatchLimits) or delivery.order == "shard"
-        queue = WorkQueue(ports.clock, scheduler, self.fleet, changes, one_at_a_time=one_at_a_time)
+        queue = WorkQueue(ports.clock, scheduler, self.fleet, changes, one_at_a_time)
         if isinstance(mode, IterateRecords | IterateBatches):
             iterator = RecordIterator if isinstance(delivery, BatchLimits) else ManualIterator
             return iterator(queue, delivery, ports, changes, options)

@@ -3,7 +3,7 @@
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from traceback import StackSummary
 from typing import Final
 
@@ -15,17 +15,17 @@ from anabranch.reasons import Reason
 from anabranch.records import Record
 
 
+@dataclass(eq=False, repr=False)
 class Changes:
     """The sessions that changed in this turn of the event loop. Each is processed once, after the turn.
 
     Readers, runners and iterators add sessions here and call no other part.
     """
 
-    def __init__(self, scheduler: Scheduler, process: Callable[[Session, bool], None]) -> None:
-        self._scheduler = scheduler
-        self._process = process
-        """Called for each changed session, and whether it may have new work."""
-        self._sessions: dict[Session, bool] = {}
+    _scheduler: Scheduler
+    _process: Callable[[Session, bool], None]
+    """Called for each changed session, and whether it may have new work."""
+    _sessions: dict[Session, bool] = field(default_factory=dict)
 
     def finished(self, session: Session) -> None:
         """Records finished, or a call ended."""
@@ -47,32 +47,28 @@ class Changes:
             self._process(session, has_work)
 
 
+@dataclass(eq=False, repr=False)
 class WorkQueue:
     """Serves sessions round-robin, so a busy shard does not starve a quiet one. A session without work leaves, and is
     offered again when that may have changed. Each waiter that finds work wakes the next one, so a page of records does
     not wake thirty runners at once.
     """
 
-    def __init__(
-        self,
-        clock: Clock,
-        scheduler: Scheduler,
-        fleet: Fleet,
-        changes: Changes,
-        *,
-        one_at_a_time: bool,
-    ) -> None:
-        self._scheduler = scheduler
-        self._changes = changes
-        self._held: dict[Session, None] = {}
-        """Sessions that may not start records, because a quarantined shard is tried alone (rule D5)."""
-        self._one_at_a_time = one_at_a_time
-        """A session delivers work only after the last one is finished. The code that finishes it calls `offer`."""
-        self.may_start = fleet.may_start
-        self.turn = LoopTurn(clock)
-        # Not a dict: finding its first key gets slower after many deletions at the front.
-        self._ready: OrderedDict[Session, None] = OrderedDict()
-        self._waiters: deque[asyncio.Future[None]] = deque()
+    _clock: Clock
+    _scheduler: Scheduler
+    _fleet: Fleet
+    _changes: Changes
+    _one_at_a_time: bool
+    """A session delivers work only after the last one is finished. The code that finishes it calls `offer`."""
+    _held: dict[Session, None] = field(default_factory=dict)
+    """Sessions that may not start records, because a quarantined shard is tried alone (rule D5)."""
+    # Not a dict: finding its first key gets slower after many deletions at the front.
+    _ready: OrderedDict[Session, None] = field(default_factory=OrderedDict)
+    _waiters: deque[asyncio.Future[None]] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self.may_start = self._fleet.may_start
+        self.turn = LoopTurn(self._clock)
 
     # sessions that may have work
 

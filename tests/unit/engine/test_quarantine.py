@@ -22,7 +22,7 @@ def test_the_others_continue_when_a_suspect_was_lost_in_its_turn_and_its_last_ca
             return "written"
 
         changes = SimpleNamespace(finished=lambda session: None)
-        queue = WorkQueue(clock, None, SimpleNamespace(may_start=lambda: True), changes, one_at_a_time=False)
+        queue = WorkQueue(clock, None, SimpleNamespace(may_start=lambda: True), changes, False)
         queue.offer = offered.append
         processor = SimpleNamespace(manual_ack=False, running=lambda: running, queue=queue)
         suspect, other = make_session(0, takes_without_progress=3), make_session(1, takes_without_progress=1)

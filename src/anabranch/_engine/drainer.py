@@ -132,7 +132,7 @@ class Drainer:
                     self._checkpointer.mark_dirty(session)  # the next commit repeats the write
                 self._fleet.wake()
         if session.state in {"failed", "stopping", "stopped"}:
-            self._fleet.keep(request.key)  # who has a stopped shard must know it: it stays here (rule D4)
+            self._fleet.keep(request.key)  # its owner must know that it stopped, so it stays here (rule D4)
         return True
 
     async def _end_calls(self, session: Session, request: HandOffRequest, count: int) -> list[Record[bytes]]:

@@ -209,7 +209,7 @@ class ShardDiscovery:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no listed shard lacks a row that it should have."""
+        """Whether every listed shard has the row that it needs."""
         return all(stream.is_complete for stream in self.streams.values())
 
     def list_soon(self) -> None:
@@ -399,7 +399,7 @@ class ShardDiscovery:
         clock, interval_ms = self._ports.clock, round(self._settings.polling.listing_interval * 1000)
         next_ms = clock.now_ms() + interval_ms
         failing: set[KnownStream] = set()
-        """Those that could not be listed."""
+        """Streams whose last listing failed."""
         while True:
             now_ms = clock.now_ms()
             await self._listings.wait(min(next_ms, now_ms + INQUIRY_INTERVAL_MS) if self._is_inquiring else next_ms)
@@ -455,7 +455,7 @@ class ShardDiscovery:
         missing, ends = missing_leases(row, graph, scope, leases), ends_to_restore(row, graph, leases)
         # Leases that never had a row are rare in a listing, so each of these may be held by a member.
         unheld = await self._fleet.find_unheld([lease.key for lease in missing]) if missing else ()
-        self._is_inquiring = self._is_inquiring or len(unheld) < len(missing)
+        self._is_inquiring |= len(unheld) < len(missing)
         for lease in (*ends, *(lease for lease in missing if lease.key in unheld)):
             is_deleted = lease.is_finished or had_row(lease, leases)
             if not await self._create(lease, planner, is_restored=True, is_deleted=is_deleted):

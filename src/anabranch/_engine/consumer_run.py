@@ -10,7 +10,7 @@ import sys
 import weakref
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
@@ -91,26 +91,14 @@ PARKED_KEYS_MAX = 100
 ITERATION_LIMITS = BatchLimits(max_records=500, max_bytes=1 << 20, max_wait_ms=0)
 
 
-class HandleRecords(NamedTuple):
-    call: HandlerCall
-
-
-class HandleBatches(NamedTuple):
-    call: HandlerCall
-    limits: BatchLimits
-
-
-class IterateRecords(NamedTuple):
-    """The caller's own loop takes records. With `manual_ack`, asking for the next one does not acknowledge the last."""
-
+class EngineMode(NamedTuple):
+    call: HandlerCall | None = None
+    """None: the caller's own loop takes the records."""
+    batches: BatchLimits | None = None
+    """None: records are delivered one by one."""
     manual_ack: bool = False
-
-
-class IterateBatches(NamedTuple):
-    limits: BatchLimits
-
-
-EngineMode: TypeAlias = HandleRecords | HandleBatches | IterateRecords | IterateBatches
+    """Whether a loop over records acknowledges them itself. Otherwise, asking for the next one acknowledges the last.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,7 +277,7 @@ class ConsumerRun:
         ports, scheduler, changes, delivery = self._ports, self.scheduler, self._changes, self._delivery(mode, options)
         one_at_a_time = isinstance(delivery, BatchLimits) or delivery.order == "shard"
         queue = WorkQueue(ports.clock, scheduler, self.fleet, changes, one_at_a_time)
-        if isinstance(mode, IterateRecords | IterateBatches):
+        if mode.call is None:
             iterator = RecordIterator if isinstance(delivery, BatchLimits) else ManualIterator
             return iterator(queue, delivery, ports, changes, options)
         on_error = self._on_callback_error
@@ -297,15 +285,14 @@ class ConsumerRun:
 
     def _delivery(self, mode: EngineMode, options: HandlerOptions) -> DeliveryMode:
         checkpoints = self._settings.checkpoints
-        match mode:
-            case HandleBatches() | IterateBatches():
-                return mode.limits
-            case HandleRecords():
-                open_keys_max = options.concurrency + PARKED_KEYS_MAX
-                limits = LaneLimits(open_keys_max=open_keys_max, replay_bytes_max=checkpoints.replay_bytes_max)
-                return RecordsOneByOne(options.order, limits)
-            case IterateRecords(manual_ack=True):
-                return RecordsOneByOne("none", LaneLimits(open_keys_max=UNACKNOWLEDGED_MAX))
+        if mode.batches is not None:
+            return mode.batches
+        if mode.call is not None:
+            open_keys_max = options.concurrency + PARKED_KEYS_MAX
+            limits = LaneLimits(open_keys_max=open_keys_max, replay_bytes_max=checkpoints.replay_bytes_max)
+            return RecordsOneByOne(options.order, limits)
+        if mode.manual_ack:
+            return RecordsOneByOne("none", LaneLimits(open_keys_max=UNACKNOWLEDGED_MAX))
         # Finished records are reported per slice, so a slice is not longer than what triggers a commit.
         return replace(ITERATION_LIMITS, max_records=min(ITERATION_LIMITS.max_records, checkpoints.records))
 

@@ -224,7 +224,7 @@ class RecordIterator(LoopProcessor):
         while session.is_live and not (session.may_start and self.queue.may_start(self.queue.turn.over_ms)):
             self._wants_turn = self.queue.turn.is_over()
             if not self._wants_turn:
-                self._changes.finished(session)  # fenced or draining: whoever waits for this loop checks again
+                self._changes.finished(session)  # fenced or draining: a drain checks again whether it is over
             yield None
 
     # batches

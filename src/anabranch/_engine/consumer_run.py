@@ -264,14 +264,14 @@ class ConsumerRun:
         ports, plan, scheduler, budget, group = self._ports, self._plan, self.scheduler, self._budget, self._group
         fleet, discovery, changes = self.fleet, self._discovery, self._changes
         results = self._read_results = ReadResults(
-            ports, budget, fleet, discovery, changes, self.sessions, self._service_clock
+            ports, scheduler, budget, fleet, discovery, changes, self.sessions, self._service_clock
         )
-        polling = PollingReader(ports, scheduler, budget, group, discovery, changes, results, plan.pace)
+        polling = PollingReader(ports, scheduler, budget, group, discovery, results, plan.pace)
         if plan.fanout is None:
             return polling
         timeout_ms = round(self._settings.start_timeout * 1000)
         registration = self._registration = FanOutRegistration(ports, fleet, plan.fanout, timeout_ms)
-        return FanOutReader(ports, scheduler, budget, group, fleet, changes, results, registration, polling)
+        return FanOutReader(ports, scheduler, budget, group, fleet, results, registration, polling)
 
     def _make_processor(self, mode: EngineMode, options: HandlerOptions) -> Processor:
         ports, scheduler, changes, delivery = self._ports, self.scheduler, self._changes, self._delivery(mode, options)

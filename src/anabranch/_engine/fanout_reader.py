@@ -21,14 +21,13 @@ from anabranch._core.reading.subscription import (
     first_at_ms,
     outcome_of,
 )
-from anabranch._core.session import BUDGET_FULL_MS, ReadPage, Session
+from anabranch._core.session import ReadPage, Session
 from anabranch._engine.clock import Alarm, Scheduler
 from anabranch._engine.fanout_registration import FanOutRegistration
 from anabranch._engine.fleet import Fleet
 from anabranch._engine.polling_reader import PollingReader
 from anabranch._engine.read_results import READ_ERRORS, ReadError, ReadResults
 from anabranch._engine.tasks import start_in_group
-from anabranch._engine.work_queue import Changes
 from anabranch._ports import Ports, ShardSubscription
 from anabranch._wire.messages import SubscribeToShardEvent
 from anabranch.budget import Budget
@@ -72,7 +71,6 @@ class FanOutReader:
     _budget: Budget
     _group: asyncio.TaskGroup
     _fleet: Fleet
-    _changes: Changes
     _results: ReadResults
     _registration: FanOutRegistration
     _polling: PollingReader
@@ -307,11 +305,10 @@ class FanOutReader:
         )
 
     async def _await_change(self, shard: _SubscribedShard, until_ms: int | None) -> None:
-        session, now_ms = shard.session, self._ports.clock.now_ms()
+        session = shard.session
         if not self._budget.has_room(shard.wanted_bytes):
             if session.budget_full_since_ms is None:
-                session.wait_for_budget(now_ms)
-                self._scheduler.call_at(now_ms + BUDGET_FULL_MS, lambda: self._check_blocked(session))
+                self._results.wait_for_budget(session)
             if not shard.awaits_budget:
                 shard.awaits_budget = True
                 self._budget.call_when_free(shard.wanted_bytes, lambda: self._on_budget_freed(shard))
@@ -322,10 +319,6 @@ class FanOutReader:
     def _on_budget_freed(self, shard: _SubscribedShard) -> None:
         shard.awaits_budget = False
         shard.alarm.ring()
-
-    def _check_blocked(self, session: Session) -> None:
-        if session.state == "reading" and session.reads_blocked(self._ports.clock.now_ms()):
-            self._changes.arrived(session)
 
     # the end of a subscription
 

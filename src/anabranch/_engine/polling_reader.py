@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from anabranch._core.reading.pace import Pace, PaceLimits, ReadHealth
-from anabranch._core.session import BUDGET_FULL_MS, ReadPage, Session
+from anabranch._core.session import ReadPage, Session
 from anabranch._engine.clock import Scheduler
 from anabranch._engine.read_results import READ_ERRORS, ReadError, ReadResults
 from anabranch._engine.shard_discovery import ShardDiscovery
 from anabranch._engine.tasks import start_in_group
-from anabranch._engine.work_queue import Changes
 from anabranch._ports import Ports
 from anabranch.budget import READ_RESERVE_BYTES, TIP_MS_MAX, Budget
 from anabranch.errors import (
@@ -54,8 +53,6 @@ class _PolledShard:
     """In the budget, for the read that runs."""
     refused_bytes: int = 0
     """The data of the last response, if the budget had no room for it."""
-    is_reported: bool = False
-    """Whether its wait for the budget was reported."""
 
 
 @dataclass(eq=False, repr=False)
@@ -65,14 +62,11 @@ class PollingReader:
     _budget: Budget
     _group: asyncio.TaskGroup
     _discovery: ShardDiscovery
-    _changes: Changes
     _results: ReadResults
     _pace: PaceLimits
     _shards: dict[Session, _PolledShard] = field(default_factory=dict)
     _waiting: deque[_PolledShard] = field(default_factory=deque)
     """Shards that wait for the byte budget, first come, first served."""
-    _is_room_timer_set: bool = False
-    """One timer for all shards that wait."""
     _idle_tasks: list[asyncio.Future[_PolledShard]] = field(default_factory=list)
     """Tasks that wait for the next shard to read."""
     is_paused: bool = False
@@ -147,29 +141,7 @@ class PollingReader:
         if not self._waiting:
             self._budget.call_when_free(self._wanted_bytes(shard, now_ms), self._on_budget_freed)
         self._waiting.append(shard)
-        shard.is_reported = False
-        shard.session.wait_for_budget(now_ms)
-        self._set_room_timer(now_ms + BUDGET_FULL_MS)
-
-    def _set_room_timer(self, at_ms: int) -> None:
-        if not self._is_room_timer_set:
-            self._is_room_timer_set = True
-            self._scheduler.call_at(at_ms, self._report_waiting)
-
-    def _report_waiting(self) -> None:
-        """Shards that have waited for long deliver partial batches. The first in the queue has waited longest."""
-        self._is_room_timer_set = False
-        now_ms = self._ports.clock.now_ms()
-        for shard in self._waiting:
-            session = shard.session
-            since_ms = session.budget_full_since_ms
-            if shard.is_reported or session.state != "reading" or since_ms is None:
-                continue  # with None, it is subscribed again, and no longer polled
-            if not session.reads_blocked(now_ms):
-                self._set_room_timer(since_ms + BUDGET_FULL_MS)
-                return
-            shard.is_reported = True
-            self._changes.arrived(session)
+        self._results.wait_for_budget(shard.session)
 
     def _is_polled(self, shard: _PolledShard) -> bool:
         """False if it was removed, perhaps while a read was on its way."""

@@ -5,13 +5,15 @@ Both readers use it. It decides neither when nor how a shard is read.
 
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeAlias, TypeVar
 
 import msgspec
 
 from anabranch._core.reading.pace import ReadHealth
 from anabranch._core.reading.service_time import ServiceClock
-from anabranch._core.session import ReadPage, Session
+from anabranch._core.session import BUDGET_FULL_MS, ReadPage, Session
+from anabranch._engine.clock import Scheduler
 from anabranch._engine.fleet import Fleet
 from anabranch._engine.shard_discovery import ShardDiscovery, is_open
 from anabranch._engine.work_queue import Changes
@@ -41,6 +43,7 @@ class _Failing(msgspec.Struct):
 @dataclass(eq=False, repr=False)
 class ReadResults:
     _ports: Ports
+    _scheduler: Scheduler
     _budget: Budget
     _fleet: Fleet
     _discovery: ShardDiscovery
@@ -75,6 +78,16 @@ class ReadResults:
         session.pause_reading(below_bytes=bytes_max)
         self._changes.arrived(session)  # no more records for now: a partial batch need not wait
         return True
+
+    def wait_for_budget(self, session: Session) -> None:
+        """A read waits for the byte budget. If that takes long, partial batches are delivered."""
+        now_ms = self._ports.clock.now_ms()
+        session.wait_for_budget(now_ms)
+        self._scheduler.call_at(now_ms + BUDGET_FULL_MS, partial(self._check_blocked, session))
+
+    def _check_blocked(self, session: Session) -> None:
+        if session.state == "reading" and session.reads_blocked(self._ports.clock.now_ms()):
+            self._changes.arrived(session)
 
     # a page
 

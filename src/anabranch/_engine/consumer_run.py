@@ -321,7 +321,6 @@ class ConsumerRun:
             pass
         finally:
             self._start_finished.set()
-            self.scheduler.close()
             if self.has_joined:
                 self.fleet.close()
                 if self._stop_report is None and self.processor.is_loop:

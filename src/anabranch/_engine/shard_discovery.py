@@ -441,9 +441,8 @@ class ShardDiscovery:
         fleet, settled, stream_key = self._fleet, stream.settled, stream.row.stream_key
         if settled is None or any(key.stream_key == stream_key for key in fleet.vanished):
             return False
-        if (settled.planner, settled.shard_ids) != (fleet.member_id, _names(listing)):
-            return False
-        return settled.unfinished is None or settled.unfinished == fleet.unfinished(stream_key)
+        unfinished = None if settled.unfinished is None else fleet.unfinished(stream_key)
+        return settled == _Settled(fleet.member_id, _names(listing), unfinished)
 
     async def _create_missing(self, stream: KnownStream, listing: list[Shard], *, cleans_up: bool) -> None:
         row, planner = stream.row, self._fleet.member_id

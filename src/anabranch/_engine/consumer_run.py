@@ -87,7 +87,7 @@ CANCEL_GRACE_MS = 2_000
 """How long calls may take to end after the run was cancelled."""
 LOOK_EVERY_MS = 1_000
 PARKED_KEYS_MAX = 100
-"""Keys that may wait for a retry, besides those that run (rule M1)."""
+"""How many keys may wait for a retry, in addition to those with a running call (rule M1)."""
 ITERATION_LIMITS = BatchLimits(max_records=500, max_bytes=1 << 20, max_wait_ms=0)
 
 
@@ -149,7 +149,7 @@ class FenceWatch:
         self._scheduler.call_at(self._ports.clock.now_ms() + self._fleet.timing.grace_ms, self._on_grace_over)
 
     def _on_grace_over(self) -> None:
-        """Calls that still run may overlap those of the next owner (rule L11)."""
+        """Reports calls that still run: the next owner may now start the same records (rule L11)."""
         if not self._fleet.may_start():
             self.report_running()
 
@@ -424,7 +424,7 @@ class ConsumerRun:
         return self._iterate(iterator.next_batch)
 
     def _iterate(self, take_next: Callable[[], T | None]) -> Iteration[T]:
-        iteration = Iteration(take_next, self._begin_iteration, self._is_over, tasks_share=self.processor.manual_ack)
+        iteration = Iteration(take_next, self._begin_iteration, self._is_over, self.processor.manual_ack)
         self._iteration = weakref.ref(iteration)
         return iteration
 

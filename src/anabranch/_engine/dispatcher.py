@@ -55,24 +55,23 @@ PLAIN_CALLS_MAX: Final = 63
 """If handlers wait, awaiting calls is cheaper than stepping them: up to this many are awaited between two steps."""
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class _Runner:
     """One task that runs the handler, and what it runs now."""
 
-    __slots__ = ("began", "done_count", "is_waiting", "left", "record", "revoked", "session", "task")
-
-    def __init__(self, task: asyncio.Task[Any]) -> None:
-        self.task = task
-        self.session: Session | None = None
-        self.record: Record[bytes] | None = None
-        """The record, or the first of the batch."""
-        self.revoked = False
-        self.left = SLICE
-        self.began: Coroutine[Any, Any, None] | None = None
-        """The coroutine of the current calls, if it is stepped by hand."""
-        self.done_count = 0
-        """Calls that have ended since the last report."""
-        self.is_waiting = False
-        """Whether the last stepped call waits for something; it is reported separately."""
+    task: asyncio.Task[Any]
+    session: Session | None = None
+    record: Record[bytes] | None = None
+    """The record, or the first of the batch."""
+    revoked: bool = False
+    left: int = SLICE
+    """How many more records it handles before it yields to the event loop, or 0 if it must yield now."""
+    began: Coroutine[Any, Any, None] | None = None
+    """The coroutine of the current calls, if it is stepped by hand."""
+    done_count: int = 0
+    """Calls that have ended since the last report."""
+    is_waiting: bool = False
+    """Whether the last stepped call waits for something; it is reported separately."""
 
 
 @dataclass(eq=False, repr=False)
@@ -503,7 +502,7 @@ def report_skipped(ports: Ports, session: Session) -> None:
 
 
 FINISHED: Final = object()
-"""Stands for a call that has ended, in place of what it waits for."""
+"""A call has ended: the value in place of what it would wait for."""
 
 
 @types.coroutine

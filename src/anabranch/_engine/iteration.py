@@ -35,6 +35,11 @@ _NOBODY: Final = object()
 """No task uses the iterator."""
 
 
+def _nothing() -> None:
+    return None
+
+
+@dataclass(eq=False, repr=False, slots=True, weakref_slot=True)
 class Iteration(AsyncIterator[T], Generic[T]):
     """Not an async generator: a generator whose step is cancelled is over, so a loop with a timeout per step would end
     silently. A cancelled step here has taken nothing, and the next one continues.
@@ -45,33 +50,20 @@ class Iteration(AsyncIterator[T], Generic[T]):
     Its maker may hold it weakly, to see whether the caller has dropped it.
     """
 
-    __slots__ = (
-        "__weakref__", "_begin", "_has_begun", "_is_over", "_loop", "_next", "_take_next", "_task", "_tasks_share",
-        "closed",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        take_next: Callable[[], T | None],
-        begin: Callable[[], Awaitable[bool]],
-        is_over: Callable[[], Awaitable[bool]],
-        *,
-        tasks_share: bool = False,
-    ) -> None:
-        self._take_next = take_next
-        """Returns the next item, or None if there is none now."""
-        self._begin = begin
-        """Called by the first step. Returns False if the iteration was stopped before."""
-        self._is_over = is_over
-        """Waits until there may be more items. Returns True if there will be none."""
-        self._has_begun = False
-        self._next: Callable[[], T | None] = _nothing
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._task: Any = _NOBODY
-        """The task that waits for a step or works on its result."""
-        self._tasks_share = tasks_share
-        """Several tasks may use it, because a step acknowledges nothing."""
-        self.closed = False
+    _take_next: Callable[[], T | None]
+    """Returns the next item, or None if there is none now."""
+    _begin: Callable[[], Awaitable[bool]]
+    """Called by the first step. Returns False if the iteration was stopped before."""
+    _is_over: Callable[[], Awaitable[bool]]
+    """Waits until there may be more items. Returns True if there will be none."""
+    _tasks_share: bool
+    """Several tasks may use it, because a step acknowledges nothing."""
+    _has_begun: bool = False
+    _next: Callable[[], T | None] = _nothing
+    _loop: asyncio.AbstractEventLoop | None = None
+    _task: Any = _NOBODY
+    """The task that waits for a step or works on its result."""
+    closed: bool = False
 
     async def __anext__(self) -> T:
         if _current_task(self._loop) is not self._task:
@@ -115,10 +107,6 @@ class Iteration(AsyncIterator[T], Generic[T]):
         """Ends the iteration. Does not acknowledge the last item."""
         self.closed = True
         self._next = _nothing
-
-
-def _nothing() -> None:
-    return None
 
 
 SLICE = 500

@@ -55,7 +55,7 @@ class _Failures:
 
 
 class _CurrentSpan:
-    """A span around a call. The call's errors pass, and those of the SDK do not."""
+    """A span around a call. Errors of the call are raised, errors of the SDK are not."""
 
     def __init__(self, failures: _Failures, start: Callable[[], AbstractContextManager[Any]]) -> None:
         self._failures = failures

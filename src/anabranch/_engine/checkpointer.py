@@ -20,7 +20,7 @@ from anabranch.events import CheckpointFailed, CheckpointRecovered
 
 WRITES_AT_ONCE = 16
 MEMORY_INTERVAL = 1.0
-"""Seconds between commits to a store that collects them in memory: what it saves is at most this old."""
+"""Seconds between commits to a store that saves them later: what it saves is at most this old."""
 ADOPTIONS_MAX = 3
 """How often a write is repeated because an earlier write with a lost response turned out to have succeeded."""
 

@@ -543,11 +543,11 @@ class Fleet:
         return created
 
     async def find_unheld(self, keys: Collection[LeaseKey]) -> Collection[LeaseKey]:
-        """Those of the leases that no live member holds. Asks all members: call it again until they have answered."""
+        """Returns the leases that no live member holds. All members are asked: call it until they have answered."""
         return await self._drive(self._machine.find_unheld(keys, moment_of(self._clock)))
 
     async def adopt(self, parent: LeaseKey, children: Collection[str]) -> None:
-        """Takes those children of a finished shard that can start (rule S4)."""
+        """Takes the children of a finished shard that can start (rule S4)."""
         await self._drive(self._machine.adopt(parent, children, moment_of(self._clock)))
         self.wake()
 

@@ -48,7 +48,7 @@ class _PolledShard:
     is_busy: bool = False
     """A read is scheduled, waits for the budget, or runs. So a shard is never read twice at once."""
     tip_until_ms: int = 0
-    """Until then a read brings little, because the last one reached the tip."""
+    """Until then, a read returns few records: the last one reached the tip."""
     reserved_bytes: int = 0
     """In the budget, for the read that runs."""
     refused_bytes: int = 0

@@ -48,7 +48,7 @@ class Quarantine:
     _suspects: dict[Session, int] = field(default_factory=dict)
     """Each with the number of owners that died at it."""
     _counted: dict[Session, None] = field(default_factory=dict)
-    """Suspects whose row counts this worker as an owner that died: those just taken, and the one being tried."""
+    """Suspects whose row counts this worker as a dead owner: those just taken, and the one that runs alone."""
     _alone: Session | None = None
     """The suspect whose turn it is."""
     _rest_ms: int = TURN_MS

@@ -257,7 +257,7 @@ class ConsumerRun:
         self._stop_watcher = StopWatcher(
             ports.clock, conditions, shards_max, self.sessions, fleet, discovery, reader, processor
         )
-        self._reports = ShardReports(ports.emit, processor, reader, self._service_clock, letters.reasons)
+        self._reports = ShardReports(ports.emit, processor, reader, self._service_clock, letters)
         self._monitor = RunMonitor(plan.alerts, ports.clock.now_ms())
 
     def _make_reader(self) -> Reader:

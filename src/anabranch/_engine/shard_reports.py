@@ -13,6 +13,7 @@ import msgspec
 from anabranch._core.handling.lanes import RecordLane
 from anabranch._core.reading.service_time import ServiceClock
 from anabranch._core.session import Session
+from anabranch._engine.dead_lettering import DeadLettering
 from anabranch._engine.fanout_reader import Reader
 from anabranch._engine.handler_calls import place_in
 from anabranch._engine.work_queue import Processor
@@ -95,8 +96,7 @@ class ShardReports:
     _processor: Processor
     _reader: Reader
     _service_clock: ServiceClock
-    _letters: Callable[[], Mapping[Session, Reason]] = dict
-    """Returns the sessions that wait for the destination of dead letters, with the reason."""
+    _letters: DeadLettering
     _progress: dict[Session, _Progress] = field(default_factory=dict)
     _full_budget_reported_ms: int | None = None
     _full_budget: _FullBudget | None = None
@@ -106,7 +106,7 @@ class ShardReports:
         self, sessions: Iterable[Session], now_ms: int, blocked: Reason | None = None
     ) -> tuple[ShardStatus, ...]:
         """Measures all shards and emits what changed. `blocked`: why all shards of this process are stalled."""
-        calls = _Calls(self._processor, now_ms, self._letters())
+        calls = _Calls(self._processor, now_ms, self._letters.reasons())
         self._progress = {session: self._measure(session, now_ms) for session in sessions}
         statuses = [self._status(progress, now_ms, blocked, calls) for progress in self._progress.values()]
         self._report_full_budget(now_ms)
@@ -119,7 +119,7 @@ class ShardReports:
         self, sessions: Iterable[Session], now_ms: int, blocked: Reason | None = None, *, wall_ms: int
     ) -> tuple[ShardState, ...]:
         """For `Consumer.status()` and metrics between two reports: measures nothing and emits nothing."""
-        calls = _Calls(self._processor, now_ms, self._letters())
+        calls = _Calls(self._processor, now_ms, self._letters.reasons())
         service_seconds = self._service_clock.seconds(now_ms)
         return tuple(
             session.describe(
@@ -207,7 +207,11 @@ class ShardReports:
         ]
         reported_ms = self._full_budget_reported_ms
         if not waiting:
-            self._report_free_budget(now_ms)
+            full, self._full_budget = self._full_budget, None
+            if full is not None:
+                session, seconds = full.session, (now_ms - full.since_ms) / 1000
+                lag = session.lag_seconds(self._service_clock.seconds(now_ms)) if session.is_live else None
+                self._emit(ShardRecovered(**session.names, reason=full.reason, seconds=seconds, lag=lag))
             return
         if reported_ms is not None and now_ms - reported_ms < BUDGET_REPORTED_EVERY_MS:
             return
@@ -218,13 +222,6 @@ class ShardReports:
         since_ms = self._full_budget.since_ms if self._full_budget else now_ms - _budget_wait_ms(first, now_ms)
         self._full_budget = _FullBudget(first, reason, since_ms)
         self._emit(ShardStalled(**first.names, reason=reason))
-
-    def _report_free_budget(self, now_ms: int) -> None:
-        full, self._full_budget = self._full_budget, None
-        if full is not None:
-            session, seconds = full.session, (now_ms - full.since_ms) / 1000
-            lag = session.lag_seconds(self._service_clock.seconds(now_ms)) if session.is_live else None
-            self._emit(ShardRecovered(**session.names, reason=full.reason, seconds=seconds, lag=lag))
 
 
 def _is_subscribed(status: ShardStatus) -> bool:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from math import floor
 from typing import TypeAlias
 
-from anabranch._core.reading.pace import ReadHealth
 from anabranch._core.reading.subscription import (
     FULL_AFTER_MS,
     SILENT_AFTER_MS,
@@ -50,7 +49,6 @@ class _SubscribedShard:
     subscription: Subscription
     alarm: Alarm
     """Rings when something changed: there is room, a pause, a declined hand-over."""
-    health: ReadHealth = field(default_factory=ReadHealth)
     stream: ShardSubscription | None = None
     accepted_ms: int = 0
     made_seconds: float = 0.0
@@ -278,7 +276,7 @@ class FanOutReader:
 
     def _accept(self, shard: _SubscribedShard, page: ReadPage, event: SubscribeToShardEvent, reserved: int) -> None:
         """One step: the records, the read position and the continuation (rule F1)."""
-        self._results.accept(shard.session, shard.health, page, reserved)
+        self._results.accept(shard.session, page, reserved)
         shard.subscription.receive(event.continuation_sequence_number, self._ports.clock.now_ms())
         shard.restart_count = 0
 
@@ -347,7 +345,7 @@ class FanOutReader:
         if not subscription.is_polled and subscription.reason is not None:
             session.report(subscription.reason)
             if error is not None and outcome in {"broken", "silent", "failed", "key_denied"}:
-                self._results.report(session, shard.health, error, failures)
+                self._results.report(session, error, failures)
                 return
         if failures & (failures - 1) == 0:  # reports the 1st, 2nd, 4th, 8th, ...
             self._ports.emit(SubscriptionEnded(**session.names, error=text, failure_count=failures))

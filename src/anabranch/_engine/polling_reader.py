@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 
-from anabranch._core.reading.pace import Pace, PaceLimits, ReadHealth
+from anabranch._core.reading.pace import Pace, PaceLimits
 from anabranch._core.session import ReadPage, Session
 from anabranch._engine.clock import Scheduler
 from anabranch._engine.read_results import READ_ERRORS, ReadError, ReadResults
@@ -43,7 +43,6 @@ class _PolledShard:
     iterator: str | None = None
     next_iterator: str | None = None
     """The next iterator, from the last response. It replaces `iterator` when the response is accepted."""
-    health: ReadHealth = field(default_factory=ReadHealth)
     restart_count: int = 0
     is_busy: bool = False
     """A read is scheduled, waits for the budget, or runs. So a shard is never read twice at once."""
@@ -266,7 +265,7 @@ class PollingReader:
 
     def _accept(self, shard: _PolledShard, page: ReadPage, started_at_ms: int) -> None:
         reserved_bytes, shard.reserved_bytes = shard.reserved_bytes, 0
-        read_bytes = self._results.accept(shard.session, shard.health, page, reserved_bytes)
+        read_bytes = self._results.accept(shard.session, page, reserved_bytes)
         shard.iterator = shard.next_iterator
         shard.tip_until_ms = started_at_ms + TIP_MS_MAX if page.behind_ms == 0 else 0
         shard.restart_count = 0
@@ -302,4 +301,4 @@ class PollingReader:
         failures = shard.pace.failure_count
         kind = ReadsThrottled if throttled else ReadsFailing
         session.report(kind(error=str(error), failure_count=failures))
-        self._results.report(session, shard.health, error, failures)
+        self._results.report(session, error, failures)

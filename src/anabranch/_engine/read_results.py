@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias, TypeVar
 
-import msgspec
-
 from anabranch._core.reading.pace import ReadHealth
 from anabranch._core.reading.service_time import ServiceClock
 from anabranch._core.session import BUDGET_FULL_MS, ReadPage, Session
@@ -34,10 +32,12 @@ ReadError: TypeAlias = ServiceError | TransportError | CredentialsError
 READ_ERRORS = (ServiceError, TransportError, CredentialsError)
 
 
-class _Failing(msgspec.Struct):
+@dataclass(eq=False, repr=False)
+class _Failing:
     since_ms: int
     count: int = 0
     throttled: bool = False
+    health: ReadHealth = field(default_factory=ReadHealth)
 
 
 @dataclass(eq=False, repr=False)
@@ -53,7 +53,7 @@ class ReadResults:
     _health: ReadHealth = field(default_factory=ReadHealth)
     """Of all shards together."""
     _failing: dict[Session, _Failing] = field(default_factory=dict)
-    """Shards whose last read failed."""
+    """Shards whose last read failed, by polling or by subscription."""
 
     @property
     def is_healthy(self) -> bool:
@@ -106,7 +106,7 @@ class ReadResults:
         if session.may_have_lost(page):
             await self._discovery.on_trimmed(session)
 
-    def accept(self, session: Session, health: ReadHealth, page: ReadPage, reserved_bytes: int) -> int:
+    def accept(self, session: Session, page: ReadPage, reserved_bytes: int) -> int:
         """Accepts all records of the page in one step, and returns their size."""
         # A record's arrival time is more exact than the date of the response. An event of a subscription has no date:
         # its time is rounded up to the second.
@@ -121,7 +121,6 @@ class ReadResults:
             self._ports.emit(recovered)
         read_bytes = session.add_page(page, reserved_bytes)
         self._health.succeeded()
-        health.succeeded()
         if page.records or page.is_end or session.has_unwritten_progress:
             self._changes.arrived(session)
         return read_bytes
@@ -138,7 +137,7 @@ class ReadResults:
             self._changes.arrived(session)  # no more records: all may already be finished
         return None
 
-    def report(self, session: Session, health: ReadHealth, error: ReadError, failure_count: int) -> None:
+    def report(self, session: Session, error: ReadError, failure_count: int) -> None:
         now_ms = self._ports.clock.now_ms()
         throttled = isinstance(error, ThrottledError)
         session.count_failed_read(throttled=throttled)
@@ -146,8 +145,8 @@ class ReadResults:
         failing.count, failing.throttled = failing.count + 1, throttled
         if not throttled:
             self._health.failed(now_ms)
-            health.failed(now_ms)
-            if self.is_healthy and not health.is_good(now_ms, holds_shards=True):
+            failing.health.failed(now_ms)
+            if self.is_healthy and not failing.health.is_good(now_ms, holds_shards=True):
                 # Only this shard keeps failing: another worker may be able to read it (rule U7).
                 self._fleet.give_unreadable(session.key)
         if failure_count & (failure_count - 1) == 0:  # reports the 1st, 2nd, 4th, 8th, ...

@@ -285,10 +285,10 @@ async def _move_on_before_accepting(self, shard, stream):
             continue
         shard.subscription.receive(event.continuation_sequence_number, self._ports.clock.now_ms())
         if waiting is not None:
-            self._results.accept(session, shard.health, waiting, 0)
+            self._results.accept(session, waiting, 0)
         waiting = self._page(shard, event)
     if waiting is not None:
-        self._results.accept(session, shard.health, waiting, 0)
+        self._results.accept(session, waiting, 0)
 
 
 async def _keep_abandoned_continuation(self, shard, stream):
@@ -302,7 +302,7 @@ async def _keep_abandoned_continuation(self, shard, stream):
         if not self._may_read(shard):
             return
         page = self._page(shard, event)
-        self._results.accept(session, shard.health, page, 0)
+        self._results.accept(session, page, 0)
         if page.is_end:
             subscription.finish()
             return

@@ -97,8 +97,7 @@ class EngineMode(NamedTuple):
     batches: BatchLimits | None = None
     """None: records are delivered one by one."""
     manual_ack: bool = False
-    """Whether a loop over records acknowledges them itself. Otherwise, asking for the next one acknowledges the last.
-    """
+    """Whether a loop over records acknowledges them. Otherwise, asking for the next one acknowledges the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -841,10 +840,8 @@ class ConsumerRun:
         )
 
     def _shard_states(self) -> tuple[ShardState, ...]:
-        clock = self._ports.clock
-        return self._reports.states(
-            self.sessions.values(), clock.now_ms(), self._blocked_reason, wall_ms=clock.wall_ms()
-        )
+        clock, sessions = self._ports.clock, tuple(self.sessions.values())
+        return self._reports.states(sessions, clock.now_ms(), self._blocked_reason, wall_ms=clock.wall_ms())
 
     def _counters(self) -> Counters:
         """The counters of all shards since the run began."""

@@ -408,8 +408,7 @@ class Consumer(Generic[T]):
             run = self._begin(ports, EngineMode(call, limits), early_stop)
             if not self._claim(early_stop, run):
                 return StopReport()
-            deadline_ms = round(self._settings.leases.drain_deadline * 1000)
-            with stop_on_signals(run, deadline_ms, handle_signals=handle_signals):
+            with stop_on_signals(run, handle_signals=handle_signals):
                 try:
                     await run.start()
                     return await run.wait()

@@ -38,13 +38,7 @@ from anabranch._engine.fanout_reader import FanOutReader, Reader
 from anabranch._engine.fanout_registration import FanOutPlan, FanOutRegistration
 from anabranch._engine.fleet import Fleet
 from anabranch._engine.handler_calls import HandlerCall, HandlerOptions
-from anabranch._engine.iteration import (
-    UNACKNOWLEDGED_MAX,
-    Iteration,
-    LoopProcessor,
-    ManualIterator,
-    RecordIterator,
-)
+from anabranch._engine.iteration import UNACKNOWLEDGED_MAX, Iteration, LoopProcessor, ManualIterator, RecordIterator
 from anabranch._engine.polling_reader import PollingReader
 from anabranch._engine.quarantine import Quarantine
 from anabranch._engine.read_results import ReadResults
@@ -503,11 +497,15 @@ class ConsumerRun:
             for session in self.sessions.values():
                 session.drain()  # at once: a handler that stops its consumer is not called again
 
+    def stop_gracefully(self) -> None:
+        """Stops within the deadline of the settings."""
+        self.stop_by(self._ports.clock.now_ms() + round(self._settings.leases.drain_deadline * 1000))
+
     async def _stop_by_itself(self) -> None:
         reason = await self._stop_watcher.run()
         if not self.is_stopping:
             self._end_reason = reason
-            self.stop_by(self._ports.clock.now_ms() + round(self._settings.leases.drain_deadline * 1000))
+            self.stop_gracefully()
 
     async def _leave(self, tasks: list[asyncio.Task[Any]], deadline_ms: int) -> StopReport:
         """Stops reading, waits for running calls, commits, and leaves the fleet."""

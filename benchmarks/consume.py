@@ -44,12 +44,7 @@ from anabranch._aws.kinesis_client import open_kinesis
 from anabranch._core.handling.batches import BatchLimits
 from anabranch._core.reading.pace import PaceLimits
 from anabranch._engine.clock import SystemClock
-from anabranch._engine.consumer_run import (
-    ConsumerRun,
-    HandleRecords,
-    IterateBatches,
-    IterateRecords,
-)
+from anabranch._engine.consumer_run import ConsumerRun, EngineMode
 from anabranch._engine.handler_calls import HandlerCall
 from anabranch._ports import Ports
 from anabranch.config import Aws
@@ -169,7 +164,7 @@ def ours(client, folder: str, shape: Shape, audit: Audit | None = None) -> dict[
 
     async def async_for():
         watched, left = Watched(client), count
-        run, ports = consumer_run(watched, folder, stream, IterateRecords())
+        run, ports = consumer_run(watched, folder, stream, EngineMode())
         async for record in run.records():
             record.data, record.partition_key  # noqa: B018 -- what a reader does at least
             left -= 1
@@ -183,7 +178,7 @@ def ours(client, folder: str, shape: Shape, audit: Audit | None = None) -> dict[
 
     async def batches():
         watched, left = Watched(client), count
-        run, ports = consumer_run(watched, folder, stream, IterateBatches(BatchLimits(500, 1 << 20, 10)))
+        run, ports = consumer_run(watched, folder, stream, EngineMode(batches=BatchLimits(500, 1 << 20, 10)))
         async for batch in run.batches():
             for record in batch:
                 record.data, record.partition_key  # noqa: B018
@@ -209,7 +204,7 @@ def ours(client, folder: str, shape: Shape, audit: Audit | None = None) -> dict[
                 if not left:
                     over.set_result(watched.microseconds(count))
 
-            mode = HandleRecords(HandlerCall(handle, threads=1))
+            mode = EngineMode(HandlerCall(handle, threads=1))
             run, ports = consumer_run(watched, folder, stream, mode, order)
             await run.start()
             taken = await over
@@ -337,7 +332,7 @@ def async_kinesis(url: str, shape: Shape) -> Work:
 def idle(client, folder: str) -> Work:
     async def work():
         watched = Watched(client)
-        mode = IterateBatches(BatchLimits())
+        mode = EngineMode(batches=BatchLimits())
         run, ports = consumer_run(watched, folder, f"plain-{IDLE_SHARDS}s-0p-0x0", mode, pace=IDLE_PACE)
         await run.start()
         while watched.reads < 8 * IDLE_SHARDS:  # noqa: ASYNC110 -- an event would be set by what is measured

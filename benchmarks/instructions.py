@@ -90,7 +90,7 @@ def consume(shape: str, mode: str):
 
     def run(counter: Counter) -> int:
         from anabranch._core.handling.batches import BatchLimits
-        from anabranch._engine.consumer_run import HandleRecords, IterateBatches, IterateRecords
+        from anabranch._engine.consumer_run import EngineMode
         from anabranch._engine.handler_calls import HandlerCall
         from anabranch.testing import loop as simulation
 
@@ -113,20 +113,20 @@ def consume(shape: str, mode: str):
                     over.set_result(None)
 
             if mode == "async for":
-                run = stream.consumer(IterateRecords())
+                run = stream.consumer(EngineMode())
                 async for record in run.records():
                     record.data, record.partition_key  # noqa: B018
                     if finished(1):
                         break
             elif mode == "batches":
-                run = stream.consumer(IterateBatches(BatchLimits(500, 1 << 20, 10)))
+                run = stream.consumer(EngineMode(batches=BatchLimits(500, 1 << 20, 10)))
                 async for batch in run.batches():
                     for record in batch:
                         record.data, record.partition_key  # noqa: B018
                     if finished(len(batch)):
                         break
             else:
-                run = stream.consumer(HandleRecords(HandlerCall(handle, threads=1)), order=mode)
+                run = stream.consumer(EngineMode(HandlerCall(handle, threads=1)), order=mode)
                 await run.start()
                 await over
             await run.stop(5)
@@ -140,13 +140,13 @@ def consume(shape: str, mode: str):
 def idle_poll(counter: Counter) -> int:
     from anabranch._core.handling.batches import BatchLimits
     from anabranch._core.reading.pace import PaceLimits
-    from anabranch._engine.consumer_run import IterateBatches
+    from anabranch._engine.consumer_run import EngineMode
     from anabranch.testing import loop as simulation
 
     stream = VirtualStream(f"plain-{IDLE_SHARDS}s-0p-0x0", counter, latency=LATENCY_SECONDS, first_read=8 * IDLE_SHARDS)
 
     async def main() -> int:
-        run = stream.consumer(IterateBatches(BatchLimits()), pace=PaceLimits(idle_interval_ms=200))
+        run = stream.consumer(EngineMode(batches=BatchLimits()), pace=PaceLimits(idle_interval_ms=200))
         await run.start()
         while stream.reads < 8 * IDLE_SHARDS + POLLS:  # noqa: ASYNC110 -- virtual time
             await asyncio.sleep(0.05)

@@ -19,7 +19,7 @@ import scale
 from anabranch._core.handling.batches import BatchLimits
 from anabranch._core.reading.pace import PaceLimits
 from anabranch._core.reading.window import Unpacker
-from anabranch._engine.consumer_run import IterateBatches
+from anabranch._engine.consumer_run import EngineMode
 from anabranch._ports import Ports
 from anabranch._wire import bodies
 from anabranch._wire.messages import PutRecordsResponse, PutRecordsResultEntry
@@ -51,7 +51,7 @@ def bytes_of_shards(shard_count: int) -> int:
             emit=lambda _: None,
         )
         pace = PaceLimits(idle_interval_ms=1000)
-        run = scale.run_with(ports, "orders", IterateBatches(BatchLimits()), pace=pace, start="latest")
+        run = scale.run_with(ports, "orders", EngineMode(batches=BatchLimits()), pace=pace, start="latest")
         await run.start()
         while len(run.sessions) < shard_count:  # noqa: ASYNC110 -- virtual time
             await asyncio.sleep(1.0)

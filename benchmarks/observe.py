@@ -23,7 +23,7 @@ import measure
 from anabranch._aws.account import AwsAccount
 from anabranch._aws.kinesis_client import open_kinesis
 from anabranch._core.handling.batches import BatchLimits
-from anabranch._engine.consumer_run import HandleRecords, IterateBatches, IterateRecords
+from anabranch._engine.consumer_run import EngineMode
 from anabranch._engine.handler_calls import HandlerCall
 from anabranch._tracing import Tracing
 from anabranch.config import Aws
@@ -103,7 +103,7 @@ def handler(done):
     async def nothing(run):
         pass
 
-    return HandleRecords(HandlerCall(handle, threads=1)), nothing
+    return EngineMode(HandlerCall(handle, threads=1)), nothing
 
 
 def loop(done):
@@ -112,7 +112,7 @@ def loop(done):
             record.data, record.partition_key  # noqa: B018
             done(1)
 
-    return IterateRecords(), iterate
+    return EngineMode(), iterate
 
 
 def batches(done):
@@ -122,7 +122,7 @@ def batches(done):
                 record.data, record.partition_key  # noqa: B018
             done(len(batch))
 
-    return IterateBatches(BatchLimits(500, 1 << 20, 10)), iterate
+    return EngineMode(batches=BatchLimits(500, 1 << 20, 10)), iterate
 
 
 def main() -> None:

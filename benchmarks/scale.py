@@ -21,7 +21,7 @@ from anabranch._core.handling.batches import BatchLimits
 from anabranch._core.leases.machine import MemberProfile
 from anabranch._core.leases.timing import lease_timing
 from anabranch._core.reading.pace import PaceLimits
-from anabranch._engine.consumer_run import ConsumerRun, HandleBatches, RunPlan
+from anabranch._engine.consumer_run import ConsumerRun, EngineMode, RunPlan
 from anabranch._engine.handler_calls import HandlerCall, HandlerOptions
 from anabranch._model.hash_keys import HASH_KEY_MAX, HashKeyRange
 from anabranch._model.leases import AppRow
@@ -181,7 +181,7 @@ def measure(shard_count: int, *, busy: bool, commit_seconds: float | None = None
             entropy=random.Random(1),
             emit=lambda _: None,
         )
-        mode = HandleBatches(HandlerCall(handle, threads=1), BatchLimits(max_wait_ms=0))
+        mode = EngineMode(HandlerCall(handle, threads=1), BatchLimits(max_wait_ms=0))
         run = run_with(ports, "orders", mode, pace=PACE, start="latest", commit_seconds=commit_seconds)
         await run.start()
         while len(run.sessions) < shard_count:  # noqa: ASYNC110 -- virtual time

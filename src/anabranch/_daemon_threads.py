@@ -1,9 +1,9 @@
 """Threads for blocking calls and plain handlers. They work until the process ends, and do not keep it alive.
 
 The standard executors join their threads at interpreter exit, so one call that never returns would keep a stopped
-process alive. They also accept no calls once interpreter shutdown has begun, which is before `atexit` hooks run. A
-producer that delivers its last records then still has to look up names and credentials. From Python 3.12 on, no thread
-can be started then either, so `start` starts them in advance.
+process alive. They also accept no calls once interpreter shutdown has begun, which is before `atexit` hooks run. But
+then a producer that delivers its last records must still resolve names and load credentials. From Python 3.12 on, no
+thread can be started then either, so `start` starts them in advance.
 """
 
 import contextlib

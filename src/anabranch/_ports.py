@@ -55,7 +55,7 @@ class Clock(Protocol):
     def wall_ms(self) -> int: ...
 
     def is_before(self, at_ms: int, wall_ahead_ms_max: int) -> bool:
-        """Whether `at_ms` is ahead, and the wall clock at most so far ahead. Asked per record, so it must be cheap."""
+        """Whether `at_ms` is ahead, and the wall clock at most this far ahead. Called per record: must be cheap."""
 
     async def sleep_until_ms(self, at_ms: int) -> None: ...
 

@@ -55,7 +55,7 @@ class _Failures:
 
 
 class _CurrentSpan:
-    """A span around a call. The call's errors pass, and those of the SDK do not."""
+    """A span around a call. Errors of the call are raised, errors of the SDK are not."""
 
     def __init__(self, failures: _Failures, start: Callable[[], AbstractContextManager[Any]]) -> None:
         self._failures = failures
@@ -172,41 +172,37 @@ class Tracing:
 
     def handling(self, record: Record[bytes], attempt: int) -> AbstractContextManager[Any]:
         """A span around one handler call. It belongs to the trace of the put, if the record carries that."""
-        return _CurrentSpan(self._failures, lambda: self._handling(record, attempt))
 
-    def _handling(self, record: Record[bytes], attempt: int) -> AbstractContextManager[Any]:
-        return self._tracer.start_as_current_span(
-            f"process {record.stream}",
-            context=self._parent(record.trace_parent),
-            kind=self._trace.SpanKind.CONSUMER,
-            attributes=_attributes(record.stream, "process")
-            | {
-                "messaging.destination.partition.id": record.shard_id,
+        def start() -> AbstractContextManager[Any]:
+            attributes = {
                 "messaging.message.id": record.sequence_number,
                 "anabranch.sub_sequence_number": record.sub_sequence_number,
-                "anabranch.attempt": attempt,
-            },
-        )
+            }
+            return self._process_span(record, attempt, attributes, context=self._parent(record.trace_parent))
+
+        return _CurrentSpan(self._failures, start)
 
     def handling_batch(self, records: Sequence[Record[bytes]], attempt: int) -> AbstractContextManager[Any]:
         """A span around the call with a batch. It links to the traces of its records instead of having one parent."""
-        return _CurrentSpan(self._failures, lambda: self._handling_batch(records, attempt))
 
-    def _handling_batch(self, records: Sequence[Record[bytes]], attempt: int) -> AbstractContextManager[Any]:
-        first = records[0]
-        parents = list(dict.fromkeys([record.trace_parent for record in records if record.trace_parent is not None]))
+        def start() -> AbstractContextManager[Any]:
+            parents = list(dict.fromkeys(one.trace_parent for one in records if one.trace_parent is not None))
+            links = [self._trace.Link(self._remote(parent)) for parent in parents[:LINKS_MAX]]
+            attributes = {"messaging.batch.message_count": len(records), "anabranch.traced_count": len(parents)}
+            return self._process_span(records[0], attempt, attributes, context=self._no_parent, links=links)
+
+        return _CurrentSpan(self._failures, start)
+
+    def _process_span(
+        self, first: Record[bytes], attempt: int, attributes: dict[str, Any], **options: Any
+    ) -> AbstractContextManager[Any]:
         return self._tracer.start_as_current_span(
             f"process {first.stream}",
-            context=self._no_parent,
             kind=self._trace.SpanKind.CONSUMER,
-            links=[self._trace.Link(self._remote(parent)) for parent in parents[:LINKS_MAX]],
             attributes=_attributes(first.stream, "process")
-            | {
-                "messaging.destination.partition.id": first.shard_id,
-                "messaging.batch.message_count": len(records),
-                "anabranch.traced_count": len(parents),
-                "anabranch.attempt": attempt,
-            },
+            | {"messaging.destination.partition.id": first.shard_id, "anabranch.attempt": attempt}
+            | attributes,
+            **options,
         )
 
     def _parent(self, trace_parent: str | None) -> Any:

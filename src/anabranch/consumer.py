@@ -23,15 +23,7 @@ from anabranch._core.leases.machine import MemberProfile
 from anabranch._core.leases.timing import lease_timing
 from anabranch._core.reading.pace import PaceLimits
 from anabranch._engine.clock import SystemClock
-from anabranch._engine.consumer_run import (
-    ConsumerRun,
-    EngineMode,
-    HandleBatches,
-    HandleRecords,
-    IterateBatches,
-    IterateRecords,
-    RunPlan,
-)
+from anabranch._engine.consumer_run import ConsumerRun, EngineMode, RunPlan
 from anabranch._engine.fanout_registration import FanOutPlan
 from anabranch._engine.handler_calls import HandlerCall, HandlerOptions
 from anabranch._engine.signals import stop_on_signals
@@ -252,11 +244,9 @@ class Consumer(Generic[T]):
             ),
             fanout=self._fanout_plan(ports.store) if self._read == "fanout" else None,
             settings=settings,
-            store_name=str(ports.store),
             stop_conditions=StopConditions(
                 at_tip=until is not None,
                 idle_timeout_ms=None if self._idle_timeout is None else round(self._idle_timeout * 1000),
-                shards_max=settings.leases.max_shards,
             ),
             until_seconds=until.timestamp() if isinstance(until, datetime) else None,
             alerts=self._alerts,
@@ -301,7 +291,7 @@ class Consumer(Generic[T]):
 
     def __aiter__(self) -> AsyncIterator[Record[T]]:
         """Iterates over records. Asking for the next one acknowledges the last, unless `acknowledge="manual"`."""
-        mode = IterateRecords(manual_ack=self._manual_ack)
+        mode = EngineMode(manual_ack=self._manual_ack)
         return self._begin(self._opened(), mode, self._next_early_stop()).records()
 
     def batches(
@@ -310,7 +300,7 @@ class Consumer(Generic[T]):
         """Iterates over batches, each of one shard. Asking for the next one acknowledges the last."""
         self._refuse_manual_ack()
         limits = batch_limits(max_records, max_bytes, max_wait)
-        return self._begin(self._opened(), IterateBatches(limits), self._next_early_stop()).batches()
+        return self._begin(self._opened(), EngineMode(batches=limits), self._next_early_stop()).batches()
 
     def _opened(self) -> Ports:
         if self._ports is None:
@@ -383,8 +373,7 @@ class Consumer(Generic[T]):
                 return await self.run_batches(processes=processes, handle_signals=handle_signals)
         if handler is None:
             raise UsageError("run() needs a handler: pass one, or register one with @consumer.handler")
-        call = HandlerCall(handler, threads=self._handler_options.concurrency, processes=processes)
-        return await self._run(HandleRecords(call), handle_signals=handle_signals)
+        return await self._run(handler, None, processes=processes, handle_signals=handle_signals)
 
     async def run_batches(
         self,
@@ -403,10 +392,12 @@ class Consumer(Generic[T]):
             if handler is None or registered_limits is None:
                 raise UsageError("run_batches() needs a handler: pass one, or use @consumer.batch_handler()")
             limits = registered_limits
-        call = HandlerCall(handler, threads=self._handler_options.concurrency, processes=processes)
-        return await self._run(HandleBatches(call, limits), handle_signals=handle_signals)
+        return await self._run(handler, limits, processes=processes, handle_signals=handle_signals)
 
-    async def _run(self, mode: EngineMode, *, handle_signals: bool | None) -> StopReport:
+    async def _run(
+        self, handler: Callable[..., object], limits: BatchLimits | None, *, processes: int, handle_signals: bool | None
+    ) -> StopReport:
+        call = HandlerCall(handler, threads=self._handler_options.concurrency, processes=processes)
         self._refuse_manual_ack()
         if not (handle_signals is None or isinstance(handle_signals, bool)):
             raise ConfigurationError(f"handle_signals is {handle_signals!r}; it must be True, False or None")
@@ -414,11 +405,10 @@ class Consumer(Generic[T]):
         early_stop = self._next_early_stop()
         ports = await self._open()
         try:
-            run = self._begin(ports, mode, early_stop)
+            run = self._begin(ports, EngineMode(call, limits), early_stop)
             if not self._claim(early_stop, run):
                 return StopReport()
-            deadline_ms = round(self._settings.leases.drain_deadline * 1000)
-            with stop_on_signals(run, deadline_ms, handle_signals=handle_signals):
+            with stop_on_signals(run, handle_signals=handle_signals):
                 try:
                     await run.start()
                     return await run.wait()

@@ -1,4 +1,4 @@
-"""Commits finished records, and waits for running calls before a shard moves or the worker stops.
+"""Commits the finished records of all shards.
 
 One write per lease at a time, computed when it is sent, so an older position never overwrites a newer one. While the
 store is slow or unreachable, handling continues, commits are late, and an event reports that.
@@ -6,23 +6,21 @@ store is slow or unreachable, handling continues, commits are late, and an event
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from anabranch._core.leases.plan import Write, Written
 from anabranch._core.session import Session
 from anabranch._engine.clock import Alarm
 from anabranch._engine.fleet import Fleet
-from anabranch._engine.processor import Processor
+from anabranch._engine.work_queue import Processor
 from anabranch._model.leases import Finish, LeaseRow
-from anabranch._ports import Clock, Ports
+from anabranch._ports import Ports
 from anabranch.config import CheckpointSettings
 from anabranch.events import CheckpointFailed, CheckpointRecovered
-from anabranch.records import Record
 
 WRITES_AT_ONCE = 16
 MEMORY_INTERVAL = 1.0
-"""Seconds between commits to a store that collects them in memory: what it saves is at most this old."""
+"""Seconds between commits to a store that saves them later: what it saves is at most this old."""
 ADOPTIONS_MAX = 3
 """How often a write is repeated because an earlier write with a lost response turned out to have succeeded."""
 
@@ -145,59 +143,3 @@ class Checkpointer:
             self._ports.emit(
                 CheckpointFailed(**session.names, error=self._fleet.trouble or "the lease store did not answer")
             )
-
-
-FINAL_WRITE_MS = 10_000
-FINAL_WRITE_PAUSE_MS = 200
-
-
-@dataclass(eq=False, repr=False)
-class Drainer:
-    """Waits for running calls, up to a deadline: of one shard, or of all shards when the worker stops."""
-
-    _clock: Clock
-    _processor: Processor
-    _letters: Callable[[], list[tuple[Session, Record[bytes]]]]
-    """Returns the records whose dead letters are being written."""
-    _alarms: dict[Alarm, None] = field(default_factory=dict)
-    _latest_ms: int | None = None
-
-    def notify(self) -> None:
-        """A call has ended."""
-        for alarm in self._alarms:
-            alarm.ring()
-
-    def shorten_deadline(self, deadline_ms: int) -> None:
-        """Ends all waits at this time at the latest."""
-        self._latest_ms = deadline_ms
-        self.notify()
-
-    def still_running(self, sessions: Sequence[Session]) -> list[Record[bytes]]:
-        running = (*self._processor.running(), *self._letters())
-        return [record for session, record in running if session in sessions]
-
-    async def wait(self, sessions: Sequence[Session], deadline_ms: int) -> list[Record[bytes]]:
-        """Starts no more records of these sessions, waits for running calls, returns those left at the deadline."""
-        for session in sessions:
-            session.drain()
-        alarm = Alarm(self._clock)
-        self._alarms[alarm] = None
-        try:
-            while left := self.still_running(sessions):
-                until_ms = deadline_ms if self._latest_ms is None else min(deadline_ms, self._latest_ms)
-                if self._clock.now_ms() >= until_ms:
-                    break
-                await alarm.wait(until_ms)
-        finally:
-            del self._alarms[alarm]
-        return left
-
-    async def write_until_accepted(self, write: Callable[[], Awaitable[bool]], deadline_ms: int) -> bool:
-        """Repeats a write until it is accepted or the time is up: a lost response must not cost the last commit."""
-        give_up_ms = min(deadline_ms, self._clock.now_ms() + FINAL_WRITE_MS)
-        while not await write():
-            pause_until_ms = self._clock.now_ms() + FINAL_WRITE_PAUSE_MS
-            if pause_until_ms >= min(give_up_ms, self._latest_ms or give_up_ms):
-                return False
-            await self._clock.sleep_until_ms(pause_until_ms)
-        return True

@@ -42,9 +42,7 @@ class SystemClock:
 
 
 class Alarm:
-    """Waits for a time or for `ring`, whichever comes first. One waiter at a time. If `ring` is called without a
-    waiter, the next wait returns at once.
-    """
+    """Waits for a time or for `ring`. One waiter at a time. A `ring` without a waiter ends the next wait at once."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -80,9 +78,7 @@ class Alarm:
 
 SLOT_MS = 5
 TURN_CALLBACKS_MAX = 32
-"""How many callbacks run in one turn of the event loop. What they start runs before the next ones. Otherwise 5,000
-shards that are due at once would block the loop, and need 5,000 tasks.
-"""
+"""How many callbacks run in one turn of the event loop: thousands may be due at once, and would block it."""
 
 
 class Scheduler:

@@ -10,7 +10,7 @@ import sys
 import weakref
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
@@ -26,29 +26,28 @@ from anabranch._core.monitor import RunMonitor
 from anabranch._core.reading.pace import PaceLimits
 from anabranch._core.reading.service_time import ServiceClock
 from anabranch._core.reading.window import Unpacker
-from anabranch._core.session import Session
+from anabranch._core.session import DeliveryMode, Session
 from anabranch._core.shards.lifecycle import Start
 from anabranch._core.tracker import discards
-from anabranch._engine.checkpointer import Checkpointer, Drainer
+from anabranch._engine.checkpointer import Checkpointer
 from anabranch._engine.clock import Alarm, Scheduler
 from anabranch._engine.commands import Commands
 from anabranch._engine.dead_lettering import DeadLettering
 from anabranch._engine.dispatcher import Dispatcher, raise_later, report_skipped, situation_of
+from anabranch._engine.drainer import Drainer
 from anabranch._engine.fanout_reader import FanOutReader, Reader
 from anabranch._engine.fanout_registration import FanOutPlan, FanOutRegistration
 from anabranch._engine.fleet import Fleet
 from anabranch._engine.handler_calls import HandlerCall, HandlerOptions
-from anabranch._engine.handover import ShardHandover
-from anabranch._engine.iteration import Iteration, ManualIterator, RecordIterator
+from anabranch._engine.iteration import UNACKNOWLEDGED_MAX, Iteration, LoopProcessor, ManualIterator, RecordIterator
 from anabranch._engine.polling_reader import PollingReader
-from anabranch._engine.processor import Processor
 from anabranch._engine.quarantine import Quarantine
 from anabranch._engine.read_results import ReadResults
 from anabranch._engine.shard_discovery import ShardDiscovery
 from anabranch._engine.shard_reports import ShardReports
 from anabranch._engine.stop_conditions import StopConditions, StopWatcher
 from anabranch._engine.tasks import BackgroundTask, attach_failure, single_cause, start_in_group
-from anabranch._engine.work_queue import Changes, WorkQueue
+from anabranch._engine.work_queue import Changes, Processor, WorkQueue
 from anabranch._model.leases import AppRow, Checkpoint, ControlRow, HandOffRequest, LeaseKey
 from anabranch._model.streams import Position, StreamName
 from anabranch._ports import Ports
@@ -83,30 +82,17 @@ CANCEL_GRACE_MS = 2_000
 """How long calls may take to end after the run was cancelled."""
 LOOK_EVERY_MS = 1_000
 PARKED_KEYS_MAX = 100
-"""Keys that may wait for a retry, besides those that run (rule M1)."""
+"""How many keys may wait for a retry, in addition to those with a running call (rule M1)."""
 ITERATION_LIMITS = BatchLimits(max_records=500, max_bytes=1 << 20, max_wait_ms=0)
 
 
-class HandleRecords(NamedTuple):
-    call: HandlerCall
-
-
-class HandleBatches(NamedTuple):
-    call: HandlerCall
-    limits: BatchLimits
-
-
-class IterateRecords(NamedTuple):
-    """The caller's own loop takes records. With `manual_ack`, asking for the next one does not acknowledge the last."""
-
+class EngineMode(NamedTuple):
+    call: HandlerCall | None = None
+    """None: the caller's own loop takes the records."""
+    batches: BatchLimits | None = None
+    """None: records are delivered one by one."""
     manual_ack: bool = False
-
-
-class IterateBatches(NamedTuple):
-    limits: BatchLimits
-
-
-EngineMode: TypeAlias = HandleRecords | HandleBatches | IterateRecords | IterateBatches
+    """Whether a loop over records acknowledges them. Otherwise, asking for the next one acknowledges the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +106,6 @@ class RunPlan:
     fanout: FanOutPlan | None = None
     """None: the shards are polled."""
     settings: ConsumerSettings = field(default_factory=ConsumerSettings)
-    store_name: str = "memory"
     stop_conditions: StopConditions = field(default_factory=StopConditions)
     until_seconds: float | None = None
     """Records that arrived at this time or later are not delivered."""
@@ -158,7 +143,7 @@ class FenceWatch:
         self._scheduler.call_at(self._ports.clock.now_ms() + self._fleet.timing.grace_ms, self._on_grace_over)
 
     def _on_grace_over(self) -> None:
-        """Calls that still run may overlap those of the next owner (rule L11)."""
+        """Reports calls that still run: the next owner may now start the same records (rule L11)."""
         if not self._fleet.may_start():
             self.report_running()
 
@@ -208,8 +193,7 @@ class ConsumerRun:
     _budget: Budget
     _: KW_ONLY
     claim: Callable[["ConsumerRun"], bool] = lambda _: True
-    """Called when an iteration starts the run, maybe long after it was created. Returns False if it was stopped before.
-    """
+    """Called when an iteration starts the run, maybe long after its creation. False: it was stopped before."""
     sessions: dict[LeaseKey, Session] = field(default_factory=dict)
     _service_clock: ServiceClock = field(default_factory=ServiceClock)
     _counted_before: Counters = field(default_factory=Counters)
@@ -258,58 +242,54 @@ class ConsumerRun:
         discovery = self._discovery = ShardDiscovery(ports, fleet, plan.streams, plan.start, settings)
         checkpointer = self._checkpointer = Checkpointer(ports, fleet, settings.checkpoints, processor)
         letters = self._letters = DeadLettering(ports, fleet, checkpointer, processor.queue, changes, discovery)
-        drainer = self._drainer = Drainer(ports.clock, processor, letters.running)
+        self._drainer = Drainer(ports, fleet, checkpointer, processor, letters, settings.leases)
         self._commands = Commands(ports, fleet, checkpointer, letters, changes, self.sessions)
         self._registration: FanOutRegistration | None = None
         reader = self._reader = self._make_reader()
-        self._handover = ShardHandover(ports, fleet, checkpointer, drainer, processor, settings.leases)
-        self._quarantine = Quarantine(ports, fleet, checkpointer, processor, changes)
+        self._quarantine = Quarantine(ports, fleet, checkpointer, processor, changes, self.sessions)
+        conditions, shards_max = plan.stop_conditions, plan.profile.shards_max
         self._stop_watcher = StopWatcher(
-            ports.clock, plan.stop_conditions, self.sessions, fleet, discovery, reader, processor
+            ports.clock, conditions, shards_max, self.sessions, fleet, discovery, reader, processor
         )
-        self._reports = ShardReports(ports.emit, processor, reader, self._service_clock, letters.reasons)
+        self._reports = ShardReports(ports.emit, processor, reader, self._service_clock, letters)
         self._monitor = RunMonitor(plan.alerts, ports.clock.now_ms())
 
     def _make_reader(self) -> Reader:
         ports, plan, scheduler, budget, group = self._ports, self._plan, self.scheduler, self._budget, self._group
         fleet, discovery, changes = self.fleet, self._discovery, self._changes
         results = self._read_results = ReadResults(
-            ports, budget, fleet, discovery, changes, self.sessions, self._service_clock
+            ports, scheduler, budget, fleet, discovery, changes, self.sessions, self._service_clock
         )
-        polling = PollingReader(ports, scheduler, budget, group, discovery, changes, results, plan.pace)
+        polling = PollingReader(ports, scheduler, budget, group, discovery, results, plan.pace)
         if plan.fanout is None:
             return polling
         timeout_ms = round(self._settings.start_timeout * 1000)
         registration = self._registration = FanOutRegistration(ports, fleet, plan.fanout, timeout_ms)
-        return FanOutReader(ports, scheduler, budget, group, fleet, changes, results, registration, polling)
+        return FanOutReader(ports, scheduler, budget, group, fleet, results, registration, polling)
 
     def _make_processor(self, mode: EngineMode, options: HandlerOptions) -> Processor:
-        ports, scheduler, checkpoints = self._ports, self.scheduler, self._settings.checkpoints
-        one_at_a_time = not isinstance(mode, HandleRecords | IterateRecords) or options.order == "shard"
-        if isinstance(mode, IterateRecords):
-            one_at_a_time = not mode.manual_ack
-        queue = WorkQueue(ports.clock, scheduler, self.fleet, self._changes, one_at_a_time=one_at_a_time)
-        if isinstance(mode, IterateBatches):
-            return RecordIterator(ports, queue, self._changes, mode.limits, options)
-        if isinstance(mode, IterateRecords):
-            if mode.manual_ack:
-                return ManualIterator(ports, queue, self._changes, options)
-            # Finished records are reported per slice, so a slice is not longer than what triggers a commit.
-            limits = replace(ITERATION_LIMITS, max_records=min(ITERATION_LIMITS.max_records, checkpoints.records))
-            return RecordIterator(ports, queue, self._changes, limits, options)
-        delivery: BatchLimits | RecordsOneByOne
-        if isinstance(mode, HandleBatches):
-            delivery = mode.limits
-        else:
-            delivery = RecordsOneByOne(
-                options.order,
-                open_keys_max=options.concurrency + PARKED_KEYS_MAX,
-                replay_bytes_max=checkpoints.replay_bytes_max,
-            )
+        ports, scheduler, changes, delivery = self._ports, self.scheduler, self._changes, self._delivery(mode, options)
+        one_at_a_time = isinstance(delivery, BatchLimits) or delivery.order == "shard"
+        queue = WorkQueue(ports.clock, scheduler, self.fleet, changes, one_at_a_time)
+        if mode.call is None:
+            iterator = RecordIterator if isinstance(delivery, BatchLimits) else ManualIterator
+            return iterator(queue, delivery, ports, changes, options)
         on_error = self._on_callback_error
-        return Dispatcher(
-            ports, self.fleet, scheduler, queue, self._changes, delivery, mode.call, options, on_error=on_error
-        )
+        return Dispatcher(queue, delivery, ports, changes, options, self.fleet, scheduler, mode.call, on_error)
+
+    def _delivery(self, mode: EngineMode, options: HandlerOptions) -> DeliveryMode:
+        checkpoints = self._settings.checkpoints
+        if mode.batches is not None:
+            return mode.batches
+        if mode.call is not None:
+            open_keys_max = options.concurrency + PARKED_KEYS_MAX
+            return RecordsOneByOne(
+                options.order, open_keys_max=open_keys_max, replay_bytes_max=checkpoints.replay_bytes_max
+            )
+        if mode.manual_ack:
+            return RecordsOneByOne("none", open_keys_max=UNACKNOWLEDGED_MAX)
+        # Finished records are reported per slice, so a slice is not longer than what triggers a commit.
+        return replace(ITERATION_LIMITS, max_records=min(ITERATION_LIMITS.max_records, checkpoints.records))
 
     # starting
 
@@ -336,7 +316,6 @@ class ConsumerRun:
             pass
         finally:
             self._start_finished.set()
-            self.scheduler.close()
             if self.has_joined:
                 self.fleet.close()
                 if self._stop_report is None and self.processor.is_loop:
@@ -379,10 +358,10 @@ class ConsumerRun:
                 self.processor.release()
 
     async def _join_and_run(self) -> None:
-        ports, plan, settings = self._ports, self._plan, self._settings
-        await self.fleet.open(plan.app, plan.store_name, may_create=settings.leases.create != "never")
+        ports, plan, store_name = self._ports, self._plan, str(self._ports.store)
+        await self.fleet.open(plan.app, store_name, may_create=self._settings.leases.create != "never")
         for warning in ports.store.warnings:
-            ports.emit(LeaseStoreWarning(store=plan.store_name, warning=warning))
+            ports.emit(LeaseStoreWarning(store=store_name, warning=warning))
         await self.fleet.check_fleet()
         await self._discovery.prepare()
         await self._letters.check(self._discovery.retention_hours)
@@ -405,7 +384,7 @@ class ConsumerRun:
             ConsumerStarted(
                 app=plan.app.app,
                 member_id=self.fleet.member_id,
-                store=plan.store_name,
+                store=store_name,
                 version=__version__,
                 streams=tuple(stream.name for stream in plan.streams),
                 region=plan.region,
@@ -440,7 +419,7 @@ class ConsumerRun:
         return self._iterate(iterator.next_batch)
 
     def _iterate(self, take_next: Callable[[], T | None]) -> Iteration[T]:
-        iteration = Iteration(take_next, self._begin_iteration, self._is_over, tasks_share=self.processor.manual_ack)
+        iteration = Iteration(take_next, self._begin_iteration, self._is_over, self.processor.manual_ack)
         self._iteration = weakref.ref(iteration)
         return iteration
 
@@ -451,21 +430,20 @@ class ConsumerRun:
                 return False
             self._host.start(self._run(), TASK_NAME)
         await self._joined()
-        assert isinstance(self.processor, RecordIterator | ManualIterator)
+        assert isinstance(self.processor, LoopProcessor)
         self.processor.begin()
         return True
 
     async def _is_over(self) -> bool:
         """Waits until there may be more records. Returns True if there will be none."""
         iterator = self.processor
-        assert isinstance(iterator, RecordIterator | ManualIterator)
+        assert isinstance(iterator, LoopProcessor)
         if iterator.take_turn():
             await asyncio.sleep(0)
             return False
         if self.is_stopping or not self._host.is_running:
-            if isinstance(iterator, RecordIterator):
-                iterator.acknowledge()
-                iterator.report_finished()  # the stop waits for this record
+            iterator.acknowledge()
+            iterator.report_finished()  # the stop waits for this record
             await self._host.wait()
             self._raise(self._bad_outcome())
             return True
@@ -521,11 +499,15 @@ class ConsumerRun:
             for session in self.sessions.values():
                 session.drain()  # at once: a handler that stops its consumer is not called again
 
+    def stop_gracefully(self) -> None:
+        """Stops within the deadline of the settings."""
+        self.stop_by(self._ports.clock.now_ms() + round(self._settings.leases.drain_deadline * 1000))
+
     async def _stop_by_itself(self) -> None:
         reason = await self._stop_watcher.run()
         if not self.is_stopping:
             self._end_reason = reason
-            self.stop_by(self._ports.clock.now_ms() + round(self._settings.leases.drain_deadline * 1000))
+            self.stop_gracefully()
 
     async def _leave(self, tasks: list[asyncio.Task[Any]], deadline_ms: int) -> StopReport:
         """Stops reading, waits for running calls, commits, and leaves the fleet."""
@@ -587,25 +569,14 @@ class ConsumerRun:
         if in_body and sys.exception() is None:
             iterator.acknowledge()
         elif in_body or was_left:
-            self._abandon(iterator)
-
-    def _abandon(self, iterator: RecordIterator) -> None:
-        first = iterator.first_unacknowledged
-        if first is not None:
-            self._abandoned = (first[1],)
-        iterator.abandon()
+            self._abandoned += iterator.abandon()
 
     async def leave(self, error: BaseException | None, deadline: float) -> None:
-        """The end of `async with Consumer`. Does not wait for a record in the caller's loop; it will be handled again.
-        If an error leaves the block, it carries the consumer's own error.
-        """
+        """Leaves `async with Consumer`, without waiting for the record in the loop. `error` carries our own error."""
         has_unseen_failure = not self._failure_is_seen and self._bad_outcome() is not None
         if not (self._host.is_running or has_unseen_failure):
             return
-        if isinstance(self.processor, RecordIterator):
-            self._abandon(self.processor)
-        elif isinstance(self.processor, ManualIterator):
-            self.processor.abandon()
+        self._abandoned += self.processor.abandon()
         await self._stop_and_wait(deadline)
         if error is None:
             self._raise(self._bad_outcome())
@@ -671,9 +642,7 @@ class ConsumerRun:
         return stopped
 
     def _attach_failure(self, error: BaseException) -> None:
-        """Another error is being raised: it must not hide the consumer's own (P7). An event reports that one, too,
-        because the notes of a cancellation are easily missed.
-        """
+        """Another error is raised: it must not hide ours (P7). An event says it, too: notes are easily missed."""
         failure = self._bad_outcome()
         if failure is None or self._failure_is_seen:
             return
@@ -788,7 +757,7 @@ class ConsumerRun:
             self._spawn(self._hand_off(session, request), f"hand off {session.shard_id}")
 
     async def _hand_off(self, session: Session, request: HandOffRequest) -> None:
-        if not await self._handover.give(session, request):
+        if not await self._drainer.give(session, request):
             self.processor.queue.offer(session)
             self._reader.wake(session)
 
@@ -854,7 +823,7 @@ class ConsumerRun:
             self._changes.finished(session)
 
     async def _stop_shard(self, session: Session) -> None:
-        await self._handover.stop_shard(session)
+        await self._drainer.stop_shard(session)
         self._stop_watcher.notify()
 
     # this process
@@ -865,14 +834,14 @@ class ConsumerRun:
             member_id=self.fleet.member_id if self.has_joined else None,
             fenced=not (self.has_joined and self.fleet.may_start()),
             paused=self._is_paused,
-            shards=self._shard_states(*self._stall_inputs()),
+            shards=self._shard_states(),
             budget_used_bytes=self._budget.used_bytes,
             budget_limit_bytes=self._budget.limit_bytes,
         )
 
-    def _shard_states(self, now_ms: int, blocked: Reason | None) -> tuple[ShardState, ...]:
-        sessions = tuple(self.sessions.values())
-        return self._reports.states(sessions, now_ms, blocked, wall_ms=self._ports.clock.wall_ms())
+    def _shard_states(self) -> tuple[ShardState, ...]:
+        clock, sessions = self._ports.clock, tuple(self.sessions.values())
+        return self._reports.states(sessions, clock.now_ms(), self._blocked_reason, wall_ms=clock.wall_ms())
 
     def _counters(self) -> Counters:
         """The counters of all shards since the run began."""
@@ -906,11 +875,11 @@ class ConsumerRun:
 
     def measures(self) -> ConsumerMeasures:
         """The counters so far, and the current state."""
-        (now_ms, blocked), fleet = self._stall_inputs(), self.fleet
+        fleet = self.fleet
         return ConsumerMeasures(
             app=self._plan.app.app,
             counters=self._counters(),
-            shards=self._shard_states(now_ms, blocked),
+            shards=self._shard_states(),
             budget_used_bytes=self._budget.used_bytes,
             budget_limit_bytes=self._budget.limit_bytes,
             lease_taken_count=self._taken_count,
@@ -919,7 +888,7 @@ class ConsumerRun:
             store_calls=fleet.store.calls.plus(fleet.heartbeat_store.calls),
             store_failure_count=fleet.store.failure_count + fleet.heartbeat_store.failure_count,
             store_throttle_count=fleet.store.throttle_count + fleet.heartbeat_store.throttle_count,
-            dead_letter_age=self._letters.last_age(now_ms),
+            dead_letter_age=self._letters.last_age,
             loop_lags=fleet.loop_lags.copy(),
         )
 
@@ -946,19 +915,18 @@ class ConsumerRun:
                 report_alert(emit, alert, event)
 
     def _describe(self) -> Description:
-        return Description(
-            self._read_results.is_healthy, self._reports.report(self.sessions.values(), *self._stall_inputs())
-        )
+        shards = self._reports.report(self.sessions.values(), self._ports.clock.now_ms(), self._blocked_reason)
+        return Description(self._read_results.is_healthy, shards)
 
     def _running_calls(self) -> list[ZombieCall]:
         return self._fence_watch.zombies()
 
-    def _stall_inputs(self) -> tuple[int, Reason | None]:
-        """The time, and what blocks all shards."""
-        now_ms = self._ports.clock.now_ms()
+    @property
+    def _blocked_reason(self) -> Reason | None:
+        """What blocks all shards."""
         if not self.has_joined:
-            return now_ms, None
-        return now_ms, self.fleet.blocked_reason or (PausedByProgram() if self._is_paused else None)
+            return None
+        return self.fleet.blocked_reason or (PausedByProgram() if self._is_paused else None)
 
     def pause(self) -> None:
         self._is_paused = True

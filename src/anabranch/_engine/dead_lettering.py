@@ -89,9 +89,10 @@ class DeadLettering:
             if letter.is_writing and letter.pending.record is not None and letter.session.is_live
         ]
 
-    def last_age(self, now_ms: int) -> float | None:
+    @property
+    def last_age(self) -> float | None:
         """Seconds since the last letter was written; None if none was."""
-        return None if self._last_ms is None else (now_ms - self._last_ms) / 1_000
+        return None if self._last_ms is None else (self._ports.clock.now_ms() - self._last_ms) / 1_000
 
     def reasons(self) -> dict[Session, Reason]:
         """Sessions that wait for the destination."""

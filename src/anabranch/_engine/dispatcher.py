@@ -9,9 +9,11 @@ lease is lost, its calls are cancelled and do not count.
 import asyncio
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from traceback import StackSummary
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from anabranch._core.handling.batches import BatchLimits
 from anabranch._core.handling.failures import (
@@ -26,7 +28,7 @@ from anabranch._core.handling.failures import (
     root_error,
     undecodable,
 )
-from anabranch._core.session import DeliveryMode, Session, Work
+from anabranch._core.session import Session, Work
 from anabranch._engine.clock import Scheduler
 from anabranch._engine.fleet import Fleet
 from anabranch._engine.handler_calls import (
@@ -39,8 +41,7 @@ from anabranch._engine.handler_calls import (
     failed_attempt,
     refuse_unfinished,
 )
-from anabranch._engine.processor import Processor
-from anabranch._engine.work_queue import Changes, WorkQueue
+from anabranch._engine.work_queue import Changes, Processor
 from anabranch._ports import Ports
 from anabranch.events import RecordSkipped
 from anabranch.letters import Failure
@@ -51,45 +52,29 @@ from anabranch.records import Batch, BatchFailure, Context, Record
 SLICE: Final = 100
 """Records that a runner handles before it yields to the event loop."""
 PLAIN_CALLS_MAX: Final = 63
-"""If handlers wait, stepping their calls by hand costs more than awaiting them. So up to this many calls are simply
-awaited before the next one is stepped.
-"""
+"""If handlers wait, awaiting calls is cheaper than stepping them: up to this many are awaited between two steps."""
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class _Runner:
     """One task that runs the handler, and what it runs now."""
 
-    __slots__ = ("began", "done_count", "is_waiting", "left", "record", "revoked", "session", "task")
-
-    def __init__(self, task: asyncio.Task[Any]) -> None:
-        self.task = task
-        self.session: Session | None = None
-        self.record: Record[bytes] | None = None
-        """The record, or the first of the batch."""
-        self.revoked = False
-        self.left = SLICE
-        self.began: Coroutine[Any, Any, None] | None = None
-        """The coroutine of the current calls, if it is stepped by hand."""
-        self.done_count = 0
-        """Calls that have ended since the last report."""
-        self.is_waiting = False
-        """Whether the last stepped call waits for something; it is reported separately."""
+    task: asyncio.Task[Any]
+    session: Session | None = None
+    record: Record[bytes] | None = None
+    """The record, or the first of the batch."""
+    revoked: bool = False
+    left: int = SLICE
+    """How many more records it handles before it yields to the event loop, or 0 if it must yield now."""
+    began: Coroutine[Any, Any, None] | None = None
+    """The coroutine of the current calls, if it is stepped by hand."""
+    done_count: int = 0
+    """Calls that have ended since the last report."""
+    is_waiting: bool = False
+    """Whether the last stepped call waits for something; it is reported separately."""
 
 
-class _TurnOver:
-    """The session may have more work, but the runner must check the lease again or yield to the loop first."""
-
-
-_TURN_OVER: Final = _TurnOver()
-
-
-class _BegunCall(NamedTuple):
-    """Work whose handler call was started, and the rest of the call."""
-
-    work: Work
-    rest: Awaitable[Any]
-
-
+@dataclass(eq=False, repr=False)
 class Dispatcher(Processor):
     """An async call can ignore its cancellation. In a task group it would keep the worker and its process from ending.
     So the runners are not in a group. Those that do not end in time are released.
@@ -97,47 +82,36 @@ class Dispatcher(Processor):
 
     is_loop = False
 
-    def __init__(
-        self,
-        ports: Ports,
-        fleet: Fleet,
-        scheduler: Scheduler,
-        queue: WorkQueue,
-        changes: Changes,
-        mode: DeliveryMode,
-        call: HandlerCall,
-        options: HandlerOptions,
-        *,
-        on_error: Callable[[BaseException], None],
-    ) -> None:
-        super().__init__(queue, mode)
-        self._ports = ports
-        self._fleet = fleet
-        self._scheduler = scheduler
-        self._changes = changes
-        self._call = call
-        self._options = options
-        self._policy = options.policy
-        self.is_cancellable = call.is_cancellable  # a call in a thread cannot be ended
-        self._on_error = on_error
-        """Called with an error of a runner itself, not of its handler: it ends the worker."""
-        self._is_batch = isinstance(mode, BatchLimits)
+    _ports: Ports
+    _changes: Changes
+    _options: HandlerOptions
+    _fleet: Fleet
+    _scheduler: Scheduler
+    _call: HandlerCall
+    _on_error: Callable[[BaseException], None]
+    """Called with an error of a runner itself, not of its handler: it ends the worker."""
+    _runners: dict[asyncio.Task[Any], _Runner] = field(default_factory=dict)
+    _released: dict[asyncio.Task[Any], None] = field(default_factory=dict)
+    _cancelled_at_ms: int | None = None
+    _stride: int = SLICE
+    """How many records to step at once: few if handlers wait."""
+    _plain_calls: int = 0
+    _plain_calls_left: int = 0
+
+    def __post_init__(self) -> None:
+        ports, self._policy = self._ports, self._options.policy
+        self.is_cancellable = self._call.is_cancellable  # a call in a thread cannot be ended
+        self._is_batch = isinstance(self.mode, BatchLimits)
         self._tracing = ports.tracing
         is_plain = not self._is_batch and ports.before_call is None and ports.tracing is None
-        self._direct = _direct_call(call, options) if is_plain else None
-        self._limit = TimeLimit(ports.clock, options.policy.timeout)
-        self._runners: dict[asyncio.Task[Any], _Runner] = {}
-        self._released: dict[asyncio.Task[Any], None] = {}
-        self._cancelled_at_ms: int | None = None
-        self._stride = SLICE
-        """How many records to step at once: few if handlers wait."""
-        self._plain_calls = self._plain_calls_left = 0
+        self._direct = _direct_call(self._call, self._options) if is_plain else None
+        self._limit = TimeLimit(ports.clock, self._policy.timeout)
 
     # the runners
 
     def start(self) -> None:
         loop, count = asyncio.get_running_loop(), self._options.concurrency
-        for number in range(min(count, self._call.concurrency_max or count)):
+        for number in range(min(count, self._call.process_count or count)):
             task = loop.create_task(self._run(), name=f"runner {number}")
             self._runners[task] = _Runner(task)
             task.add_done_callback(self._on_done)
@@ -158,12 +132,10 @@ class Dispatcher(Processor):
             task.cancel()
 
     async def end(self) -> None:
-        while self._runners and (left_ms := self._left_ms()) > 0:
-            await asyncio.wait(self._runners, timeout=left_ms / 1000)
-
-    def _left_ms(self) -> int:
         assert self._cancelled_at_ms is not None, "end() without cancel_all()"
-        return self._cancelled_at_ms + IGNORED_AFTER_MS - self._ports.clock.now_ms()
+        until_ms = self._cancelled_at_ms + IGNORED_AFTER_MS
+        while self._runners and (left_ms := until_ms - self._ports.clock.now_ms()) > 0:
+            await asyncio.wait(self._runners, timeout=left_ms / 1000)
 
     def release(self) -> None:
         for task in self._runners:
@@ -197,39 +169,35 @@ class Dispatcher(Processor):
                 runner.left = SLICE
                 continue
             taken = self._take_work(runner, session)
-            if taken is None:
-                continue
-            if isinstance(taken, _TurnOver):
-                queue.put_back(session)
-                runner.left = 0
-            elif isinstance(taken, _BegunCall):
-                await self._perform(runner, taken.work, taken.rest)
-            else:
-                await self._perform(runner, taken, None)
+            if taken is not None:
+                await self._perform(runner, *taken)
             if task.cancelling():
                 await clear_cancellation(task, self._is_ending)
             if runner.left <= 0:
                 runner.left = SLICE
                 await asyncio.sleep(0)
 
-    def _take_work(self, runner: _Runner, session: Session) -> Work | _BegunCall | _TurnOver | None:
+    def _take_work(self, runner: _Runner, session: Session) -> tuple[Work, Awaitable[Any] | None] | None:
+        """The next work, and the rest of its call if that was begun."""
         if not self._is_batch:
             if self._plain_calls_left:
                 self._plain_calls_left -= 1
-            elif (taken := self._handle_without_waiting(runner, session)) is not None:
-                return taken
-            elif not session.may_start:
-                return None
+            else:
+                begun = self._handle_without_waiting(runner, session)
+                if begun is not None or runner.left <= 0 or not session.may_start:
+                    return begun
         work = self.queue.next_of(session)
-        if work is not None:
-            runner.began = None
-        return work
+        if work is None:
+            return None
+        runner.began = None
+        return work, None
 
     # calls that do not wait: they are started by hand and reported together
 
-    def _handle_without_waiting(self, runner: _Runner, session: Session) -> _BegunCall | _TurnOver | None:
+    def _handle_without_waiting(self, runner: _Runner, session: Session) -> tuple[Work, Awaitable[Any]] | None:
         """Calls the handler for one record after another until a call fails or waits, the turn is over, or no record
-        may start. No other task runs between these calls and sees the lane, so they are reported together.
+        may start. No other task runs between these calls and sees the lane, so they are reported together. Returns the
+        work whose call failed or waits, and the rest of that call.
         """
         turn = self.queue.turn
         now_ms = turn.look()
@@ -246,12 +214,18 @@ class Dispatcher(Processor):
                 self._plain_calls_left = self._plain_calls
                 work = session.begin_upcoming(now_ms)
                 self.queue.found_work(session)
-                return _BegunCall(work, rest)
+                return work, rest
             self._stride = min(SLICE, 2 * self._stride)
             cut_short = runner.done_count < len(records) or runner.task.cancelling()
             if cut_short or runner.left <= 0:
-                return _TURN_OVER
-        return None if self._fleet.may_start() else _TURN_OVER
+                break
+        else:
+            if self._fleet.may_start():
+                return None
+        # The session may have more work, but the runner must check the lease again or yield to the loop first.
+        self.queue.put_back(session)
+        runner.left = 0
+        return None
 
     def _handle_slice(self, runner: _Runner, session: Session, records: list[Record[bytes]]) -> Awaitable[Any] | None:
         """Returns the rest of the call that failed or waits; None if all calls ended."""
@@ -295,7 +269,7 @@ class Dispatcher(Processor):
         runner.left -= SLICE if self._is_batch else 1
         failure: BaseException | None = None
         try:
-            if self._policy.timeout is None or self._call.times_itself:
+            if self._policy.timeout is None or self._call.process_count:
                 result = await (rest or self._start(work))
             else:
                 async with self._limit.of_call():
@@ -350,13 +324,10 @@ class Dispatcher(Processor):
             await self._ports.before_call()
         decoded, undecodable = self._options.decode_leading(work.records)
         if decoded:
-            batch = make_batch(work.session, decoded)
-            context = self._context(work.session, work.attempts)
-            if self._tracing is None:
+            batch, context = make_batch(work.session, decoded), self._context(work.session, work.attempts)
+            tracing = self._tracing
+            with nullcontext() if tracing is None else tracing.handling_batch(work.records, work.attempts + 1):
                 await self._call(batch, context, self._fleet.may_start, self._limit.of_call)
-            else:
-                with self._tracing.handling_batch(work.records, work.attempts + 1):
-                    await self._call(batch, context, self._fleet.may_start, self._limit.of_call)
             self._add_metrics(context)
         if undecodable is not None:
             raise undecodable
@@ -531,7 +502,7 @@ def report_skipped(ports: Ports, session: Session) -> None:
 
 
 FINISHED: Final = object()
-"""Stands for a call that has ended, in place of what it waits for."""
+"""A call has ended: the value in place of what it would wait for."""
 
 
 @types.coroutine

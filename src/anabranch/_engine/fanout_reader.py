@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from math import floor
 from typing import TypeAlias
 
-from anabranch._core.reading.pace import ReadHealth
 from anabranch._core.reading.subscription import (
     FULL_AFTER_MS,
     SILENT_AFTER_MS,
@@ -21,14 +20,13 @@ from anabranch._core.reading.subscription import (
     first_at_ms,
     outcome_of,
 )
-from anabranch._core.session import BUDGET_FULL_MS, ReadPage, Session
+from anabranch._core.session import ReadPage, Session
 from anabranch._engine.clock import Alarm, Scheduler
 from anabranch._engine.fanout_registration import FanOutRegistration
 from anabranch._engine.fleet import Fleet
 from anabranch._engine.polling_reader import PollingReader
 from anabranch._engine.read_results import READ_ERRORS, ReadError, ReadResults
 from anabranch._engine.tasks import start_in_group
-from anabranch._engine.work_queue import Changes
 from anabranch._ports import Ports, ShardSubscription
 from anabranch._wire.messages import SubscribeToShardEvent
 from anabranch.budget import Budget
@@ -51,7 +49,6 @@ class _SubscribedShard:
     subscription: Subscription
     alarm: Alarm
     """Rings when something changed: there is room, a pause, a declined hand-over."""
-    health: ReadHealth = field(default_factory=ReadHealth)
     stream: ShardSubscription | None = None
     accepted_ms: int = 0
     made_seconds: float = 0.0
@@ -72,7 +69,6 @@ class FanOutReader:
     _budget: Budget
     _group: asyncio.TaskGroup
     _fleet: Fleet
-    _changes: Changes
     _results: ReadResults
     _registration: FanOutRegistration
     _polling: PollingReader
@@ -239,9 +235,7 @@ class FanOutReader:
                 return
 
     async def _receive_one(self, shard: _SubscribedShard, stream: ShardSubscription) -> bool:
-        """False if it was the last event to receive. When it returns, only the session refers to the event, so its
-        bytes can be freed while the reader waits for the next one.
-        """
+        """False if it was the last event. On return, only the session refers to it, so its bytes can be freed."""
         session, reserved = shard.session, shard.wanted_bytes
         try:
             event = await self._results.traced("SubscribeToShard", session, stream.receive())
@@ -282,7 +276,7 @@ class FanOutReader:
 
     def _accept(self, shard: _SubscribedShard, page: ReadPage, event: SubscribeToShardEvent, reserved: int) -> None:
         """One step: the records, the read position and the continuation (rule F1)."""
-        self._results.accept(shard.session, shard.health, page, reserved)
+        self._results.accept(shard.session, page, reserved)
         shard.subscription.receive(event.continuation_sequence_number, self._ports.clock.now_ms())
         shard.restart_count = 0
 
@@ -309,26 +303,20 @@ class FanOutReader:
         )
 
     async def _await_change(self, shard: _SubscribedShard, until_ms: int | None) -> None:
-        session, now_ms = shard.session, self._ports.clock.now_ms()
+        session = shard.session
         if not self._budget.has_room(shard.wanted_bytes):
             if session.budget_full_since_ms is None:
-                session.wait_for_budget(now_ms)
-                self._scheduler.call_at(now_ms + BUDGET_FULL_MS, lambda: self._check_blocked(session))
+                self._results.wait_for_budget(session)
             if not shard.awaits_budget:
                 shard.awaits_budget = True
                 self._budget.call_when_free(shard.wanted_bytes, lambda: self._on_budget_freed(shard))
-        elif session.busy_bytes >= (most_bytes := self._results.busy_bytes_max(EVENT_BYTES_MAX)):
-            session.pause_reading(below_bytes=most_bytes)
-            self._changes.arrived(session)  # no more records for now: a partial batch need not wait
+        else:
+            self._results.pause_if_full(session, EVENT_BYTES_MAX)
         await shard.alarm.wait(until_ms)
 
     def _on_budget_freed(self, shard: _SubscribedShard) -> None:
         shard.awaits_budget = False
         shard.alarm.ring()
-
-    def _check_blocked(self, session: Session) -> None:
-        if session.state == "reading" and session.reads_blocked(self._ports.clock.now_ms()):
-            self._changes.arrived(session)
 
     # the end of a subscription
 
@@ -357,7 +345,7 @@ class FanOutReader:
         if not subscription.is_polled and subscription.reason is not None:
             session.report(subscription.reason)
             if error is not None and outcome in {"broken", "silent", "failed", "key_denied"}:
-                self._results.report(session, shard.health, error, failures)
+                self._results.report(session, error, failures)
                 return
         if failures & (failures - 1) == 0:  # reports the 1st, 2nd, 4th, 8th, ...
             self._ports.emit(SubscriptionEnded(**session.names, error=text, failure_count=failures))

@@ -216,8 +216,7 @@ class FanOutRegistration:
         except BaseException:
             # While the row says `removing`, a worker that joins would wait. Tried only once, because time may be up. If
             # the service has removed the consumer, the next worker registers it again.
-            take_back = WriteStream(replace(announced, fanout=consumer), announced.version)
-            await self._fleet.store.call(take_back, self._fleet.timing.call_deadline_ms)
+            await self._fleet.store.call(WriteStream(replace(announced, fanout=consumer), announced.version))
             raise
         self._ports.emit(ConsumerDeregistered(stream=row.name, consumer=consumer.name))
 

@@ -20,6 +20,7 @@ import traceback
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from typing import Any, Final, NoReturn, TypeVar
 
 from anabranch._core.leases import store_calls as calls
@@ -93,13 +94,14 @@ class StoreCaller:
 
     _store: LeaseStore
     _clock: Clock
+    _deadline_ms: int
     calls: TimeBuckets = field(default_factory=TimeBuckets)
     failure_count: int = 0
     throttle_count: int = 0
 
-    async def call(self, call: StoreCall[Any], deadline_ms: int) -> object:
+    async def call(self, call: StoreCall[Any]) -> object:
         """What the store returned, or `NoAnswer`. Raises errors that no retry fixes (no database, another schema)."""
-        deadline_ms, began_ms = call.deadline_ms or deadline_ms, self._clock.now_ms()
+        deadline_ms, began_ms = call.deadline_ms or self._deadline_ms, self._clock.now_ms()
         try:
             async with asyncio.timeout(deadline_ms / 1000):
                 return await send(self._store, call)
@@ -178,14 +180,13 @@ class HeartbeatSender:
         self._alarm.ring()
 
     async def _perform(self, action: calls.Action) -> object:
-        timing = self._state.timing
         if isinstance(action, calls.Wait):
             await self._alarm.wait(action.until_ms)
             while self._is_stalled():
-                await self._alarm.wait(self._clock.now_ms() + timing.heartbeat_interval_ms)
+                await self._alarm.wait(self._clock.now_ms() + self._state.timing.heartbeat_interval_ms)
             return None
         assert isinstance(action, StoreCall)
-        return await self._store.call(action, timing.call_deadline_ms)
+        return await self._store.call(action)
 
     def _publish(self) -> None:
         if self._state.status is not self._published:
@@ -193,34 +194,28 @@ class HeartbeatSender:
             self._on_status()
 
 
-@dataclass(eq=False, repr=False)
-class ExitOnLeaseExpiry:
+async def exit_on_lease_expiry(
+    state: HeartbeatState,
+    clock: Clock,
+    running_calls: Callable[[], Sequence[Event]],
+    emit: Callable[[Event], None],
+    end_process: Callable[[int], object] = os._exit,
+) -> None:
     """With `on_zombie="exit"`: ends the process before others can start a record that still runs here (rule L11).
 
     Other members start after fence and grace have passed. This runs on the heartbeat thread, because the call that
     outlives its lease may block the main loop.
     """
-
-    _state: HeartbeatState
-    _clock: Clock
-    _running: Callable[[], Sequence[Event]]
-    _emit: Callable[[Event], None]
-    _end_process: Callable[[int], object] = os._exit
-
-    async def run(self) -> None:
-        timing, valid_until_ms = self._state.timing, 0
-        while True:
-            fence = self._state.status.fence
-            if fence.ending == "left":
-                return
-            valid_until_ms = fence.valid_until_ms or valid_until_ms
-            due_ms, now_ms = valid_until_ms + timing.grace_ms, self._clock.now_ms()
-            if now_ms >= due_ms and (running := self._running()):
-                for event in running:
-                    self._emit(event)
-                self._end_process(EXIT_STATUS)
-                return
-            await self._clock.sleep_until_ms(max(due_ms, now_ms + timing.slack_ms // CHECKS_PER_SLACK))
+    timing, valid_until_ms = state.timing, 0
+    while (fence := state.status.fence).ending != "left":
+        valid_until_ms = fence.valid_until_ms or valid_until_ms
+        due_ms, now_ms = valid_until_ms + timing.grace_ms, clock.now_ms()
+        if now_ms >= due_ms and (running := running_calls()):
+            for event in running:
+                emit(event)
+            end_process(EXIT_STATUS)
+            return
+        await clock.sleep_until_ms(max(due_ms, now_ms + timing.slack_ms // CHECKS_PER_SLACK))
 
 
 @dataclass(eq=False, repr=False)
@@ -349,8 +344,8 @@ class Fleet:
         ports = self._ports
         self._machine = LeaseMachine(self._profile, self.timing, ports.entropy)
         self._clock = ports.clock
-        self.store = StoreCaller(ports.store, ports.clock)
-        self.heartbeat_store = StoreCaller(ports.store, ports.clock)
+        self.store = StoreCaller(ports.store, ports.clock, self.timing.call_deadline_ms)
+        self.heartbeat_store = StoreCaller(ports.store, ports.clock, self.timing.call_deadline_ms)
         """Calls from the heartbeat thread."""
         self.loop_lags = TimeBuckets()
         """How late the event loop was, measured every half second."""
@@ -455,9 +450,7 @@ class Fleet:
         return self._machine.draining
 
     def may_start(self, before_ms: int = NO_LIMIT_MS) -> bool:
-        """Whether this member may start handler calls at this moment (rule L8): asked in the step that starts one. With
-        `before_ms`, only before that time: the clock is read once for both.
-        """
+        """Whether a handler call may start now (rule L8), and before `before_ms`. Asked in the step that starts it."""
         gate = self._machine.heartbeat.gate
         until_ms, ahead_ms_max = gate.limit
         if before_ms < until_ms:  # noqa: PLR1730 -- min() costs more, and this is asked before each record
@@ -544,11 +537,11 @@ class Fleet:
         return await self._drive(self._machine.create_lease(row, member_id))
 
     async def find_unheld(self, keys: Collection[LeaseKey]) -> Collection[LeaseKey]:
-        """Those of the leases that no live member holds. Asks all members: call it again until they have answered."""
+        """Returns the leases that no live member holds. All members are asked: call it until they have answered."""
         return await self._drive(self._machine.find_unheld(keys))
 
     async def adopt(self, parent: LeaseKey, children: Collection[str]) -> None:
-        """Takes those children of a finished shard that can start (rule S4)."""
+        """Takes the children of a finished shard that can start (rule S4)."""
         await self._drive(self._machine.adopt(parent, children))
         self.wake()
 
@@ -586,7 +579,7 @@ class Fleet:
         if isinstance(action, calls.Describe):
             return self.describe()
         assert isinstance(action, StoreCall)
-        return await self.store.call(action, self.timing.call_deadline_ms)
+        return await self.store.call(action)
 
     def _pass_on(self) -> None:
         for change in self._machine.take_changes():
@@ -623,7 +616,7 @@ class Fleet:
         else:
             work = [sender.run]
             if self.running_calls is not None:
-                work.append(ExitOnLeaseExpiry(state, ports.clock, self.running_calls, ports.emit).run)
+                work.append(partial(exit_on_lease_expiry, state, ports.clock, self.running_calls, ports.emit))
             thread.start(*work)
             self._task = self._group.create_task(self._tick(thread), name="loop watch")
         self._sender, self._thread = sender, thread
@@ -664,9 +657,7 @@ _joined: "weakref.WeakSet[Fleet]" = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    """A fork copies the member's identity and fence, so parent and child would act as one member. So every member ends
-    in the child, before any other code runs there. The child must join as a new member.
-    """
+    """Parent and child would act as one member. So each member ends in the child, which must join as a new one."""
     for fleet in list(_joined):
         fleet.on_fork()
 

@@ -382,11 +382,9 @@ class HandlerCall:
         """The handler itself, if it needs only the record."""
         self.is_cancellable = self.is_async or bool(processes)
         """Whether a running call can be ended; one in a thread cannot."""
-        self.concurrency_max = processes or None
-        """How many calls can run at once; None: any number. More would spend their timeout waiting for a process."""
+        self.process_count = processes
+        """If not 0: how many calls can run at once. Each times itself, without the wait for its process."""
         self._processes = ProcessSlots(processes, handler) if processes else None
-        self.times_itself = bool(processes)
-        """Whether the call applies the time limit itself: with processes, it starts when the process is ready."""
         self._threads = None if self.is_cancellable else DaemonThreads(threads, "anabranch-handler")
         self._thread_ids: dict[asyncio.Task[Any] | None, int] = {}
         """The thread that runs the call of each task."""

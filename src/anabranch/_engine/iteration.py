@@ -7,17 +7,15 @@ the last one) or a `ManualIterator` (the caller acknowledges). Both are processo
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
 from traceback import StackSummary
 from typing import Any, Final, Generic, TypeVar
 
-from anabranch._core.handling.batches import BatchLimits
 from anabranch._core.handling.failures import UndecodableError
-from anabranch._core.handling.lanes import RecordsOneByOne
 from anabranch._core.session import Session, Work
 from anabranch._engine.dispatcher import conclude_undecodable, make_batch
 from anabranch._engine.handler_calls import HandlerOptions, task_stack
-from anabranch._engine.processor import Processor
-from anabranch._engine.work_queue import Changes, WorkQueue
+from anabranch._engine.work_queue import Changes, Processor
 from anabranch._ports import Ports
 from anabranch.errors import UsageError
 from anabranch.records import Batch, Record
@@ -37,6 +35,11 @@ _NOBODY: Final = object()
 """No task uses the iterator."""
 
 
+def _nothing() -> None:
+    return None
+
+
+@dataclass(eq=False, repr=False, slots=True, weakref_slot=True)
 class Iteration(AsyncIterator[T], Generic[T]):
     """Not an async generator: a generator whose step is cancelled is over, so a loop with a timeout per step would end
     silently. A cancelled step here has taken nothing, and the next one continues.
@@ -47,33 +50,20 @@ class Iteration(AsyncIterator[T], Generic[T]):
     Its maker may hold it weakly, to see whether the caller has dropped it.
     """
 
-    __slots__ = (
-        "__weakref__", "_begin", "_has_begun", "_is_over", "_loop", "_next", "_take_next", "_task", "_tasks_share",
-        "closed",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        take_next: Callable[[], T | None],
-        begin: Callable[[], Awaitable[bool]],
-        is_over: Callable[[], Awaitable[bool]],
-        *,
-        tasks_share: bool = False,
-    ) -> None:
-        self._take_next = take_next
-        """Returns the next item, or None if there is none now."""
-        self._begin = begin
-        """Called by the first step. Returns False if the iteration was stopped before."""
-        self._is_over = is_over
-        """Waits until there may be more items. Returns True if there will be none."""
-        self._has_begun = False
-        self._next: Callable[[], T | None] = _nothing
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._task: Any = _NOBODY
-        """The task that waits for a step or works on its result."""
-        self._tasks_share = tasks_share
-        """Several tasks may use it, because a step acknowledges nothing."""
-        self.closed = False
+    _take_next: Callable[[], T | None]
+    """Returns the next item, or None if there is none now."""
+    _begin: Callable[[], Awaitable[bool]]
+    """Called by the first step. Returns False if the iteration was stopped before."""
+    _is_over: Callable[[], Awaitable[bool]]
+    """Waits until there may be more items. Returns True if there will be none."""
+    _tasks_share: bool
+    """Several tasks may use it, because a step acknowledges nothing."""
+    _has_begun: bool = False
+    _next: Callable[[], T | None] = _nothing
+    _loop: asyncio.AbstractEventLoop | None = None
+    _task: Any = _NOBODY
+    """The task that waits for a step or works on its result."""
+    closed: bool = False
 
     async def __anext__(self) -> T:
         if _current_task(self._loop) is not self._task:
@@ -119,33 +109,21 @@ class Iteration(AsyncIterator[T], Generic[T]):
         self._next = _nothing
 
 
-def _nothing() -> None:
-    return None
-
-
 SLICE = 500
 """Records after which we yield to the event loop, even if the caller's loop never waits."""
 
 
+@dataclass(eq=False, repr=False)
 class LoopProcessor(Processor):
     """What both kinds of loops share: the caller's task, and when to yield to the event loop."""
 
-    def __init__(
-        self,
-        ports: Ports,
-        queue: WorkQueue,
-        changes: Changes,
-        mode: BatchLimits | RecordsOneByOne,
-        options: HandlerOptions,
-    ) -> None:
-        super().__init__(queue, mode)
-        self._ports = ports
-        self._changes = changes
-        self._options = options
-        self._task: asyncio.Task[Any] | None = None
-        """The caller's task, once known."""
-        self._since_turn = 0
-        self._wants_turn = False
+    _ports: Ports
+    _changes: Changes
+    _options: HandlerOptions
+    _task: asyncio.Task[Any] | None = None
+    """The caller's task, once known."""
+    _since_turn: int = 0
+    _wants_turn: bool = False
 
     def begin(self) -> None:
         """The current task is the caller's."""
@@ -155,6 +133,9 @@ class LoopProcessor(Processor):
     def is_in_body(self) -> bool:
         """Whether the code that asks runs in the caller's task."""
         return self._task is not None and self._task is asyncio.current_task()
+
+    def acknowledge(self) -> None:
+        """The loop body has ended. Unless the caller acknowledges records, its record or batch is finished."""
 
     def take_turn(self) -> bool:
         """Whether to yield to the event loop before asking for the next item. True once."""
@@ -174,6 +155,7 @@ class LoopProcessor(Processor):
         return work
 
 
+@dataclass(eq=False, repr=False)
 class RecordIterator(LoopProcessor):
     """Delivers records or batches; asking for the next one acknowledges the last.
 
@@ -181,20 +163,17 @@ class RecordIterator(LoopProcessor):
     acknowledging that record. If the lease is lost, the rest of the work is dropped.
     """
 
-    def __init__(
-        self, ports: Ports, queue: WorkQueue, changes: Changes, limits: BatchLimits, options: HandlerOptions
-    ) -> None:
-        super().__init__(ports, queue, changes, limits, options)
-        self._work: Work | None = None
-        self._handed_out = 0
-        self._acknowledged = 0
-        self._timed_count = self._timed_at_ms = 0
-        """How many of the acknowledged records have been timed, and when."""
-        self._is_in_batches = False
-        self._undecodable: UndecodableError | None = None
-        """The error of the record after the delivered batch: it gets the policy's last step once the batch is
-        acknowledged.
-        """
+    _work: Work | None = None
+    _handed_out: int = 0
+    _acknowledged: int = 0
+    _timed_count: int = 0
+    """How many of the acknowledged records have been timed, the last at `_timed_at_ms`."""
+    _timed_at_ms: int = 0
+    _is_in_batches: bool = False
+    _undecodable: UndecodableError | None = None
+    """The record after the delivered batch does not decode: it gets the policy's last step after the batch."""
+
+    def __post_init__(self) -> None:
         self.next_record: Callable[[], Record[Any] | None] = self._records().__next__
         """Acknowledges the last record. Returns the next one, or None if there is none now."""
 
@@ -233,7 +212,7 @@ class RecordIterator(LoopProcessor):
         while session.is_live and not (session.may_start and self.queue.may_start(self.queue.turn.over_ms)):
             self._wants_turn = self.queue.turn.is_over()
             if not self._wants_turn:
-                self._changes.finished(session)  # fenced or draining: both may end without that
+                self._changes.finished(session)  # fenced or draining: a drain checks again whether it is over
             yield None
 
     # batches
@@ -265,7 +244,6 @@ class RecordIterator(LoopProcessor):
     # acknowledgement
 
     def acknowledge(self) -> None:
-        """The loop body has ended: its record or batch is finished."""
         self._acknowledged = self._handed_out
 
     def report_finished(self) -> Session | None:
@@ -288,25 +266,19 @@ class RecordIterator(LoopProcessor):
             session.count_calls(now_ms - self._timed_at_ms, 1 if self._is_in_batches else new_count)
             self._timed_count, self._timed_at_ms = count, now_ms
 
-    def abandon(self) -> None:
-        """The delivered records will not be acknowledged: stops waiting for them."""
-        work = self._work
+    def abandon(self) -> tuple[Record[bytes], ...]:
+        work, abandoned = self._work, tuple(record for _, record in self.running())
         self.report_finished()
         self._drop()
         if work is not None:
             self._changes.finished(work.session)
-
-    @property
-    def first_unacknowledged(self) -> tuple[Session, Record[bytes]] | None:
-        """The first delivered record that is not acknowledged."""
-        work = self._work
-        if work is None or self._handed_out == self._acknowledged:
-            return None
-        return work.session, work.records[self._acknowledged]
+        return abandoned
 
     def running(self) -> list[tuple[Session, Record[bytes]]]:
-        first = self.first_unacknowledged
-        return [] if first is None else [first]
+        work = self._work
+        if work is None or self._handed_out == self._acknowledged:
+            return []
+        return [(work.session, work.records[self._acknowledged])]
 
     def _take(self, work: Work, handed_out: int) -> None:
         self._work, self._handed_out, self._acknowledged = work, handed_out, 0
@@ -323,6 +295,7 @@ UNACKNOWLEDGED_MAX = 10_000
 Name = tuple[str, str, str, int]
 
 
+@dataclass(eq=False, repr=False)
 class ManualIterator(LoopProcessor):
     """Delivers records that the caller acknowledges in any order.
 
@@ -332,12 +305,9 @@ class ManualIterator(LoopProcessor):
 
     manual_ack = True
 
-    def __init__(self, ports: Ports, queue: WorkQueue, changes: Changes, options: HandlerOptions) -> None:
-        mode = RecordsOneByOne("none", open_keys_max=UNACKNOWLEDGED_MAX)
-        super().__init__(ports, queue, changes, mode, options)
-        self._unacknowledged: dict[Name, Work] = {}
-        self._lost: set[tuple[str, str]] = set()
-        """Shards whose lease was lost with unacknowledged records, which may have been delivered again since."""
+    _unacknowledged: dict[Name, Work] = field(default_factory=dict)
+    _lost: set[tuple[str, str]] = field(default_factory=set)
+    """Shards whose lease was lost with unacknowledged records, which may have been delivered again since."""
 
     def next_record(self) -> Record[Any] | None:
         """The next record, or None if there is none now."""
@@ -369,12 +339,12 @@ class ManualIterator(LoopProcessor):
             self.queue.offer(work.session)
         self._changes.finished(work.session)
 
-    def abandon(self) -> None:
-        """The delivered records will not be acknowledged: stops waiting for them."""
+    def abandon(self) -> tuple[Record[bytes], ...]:
         works = list(self._unacknowledged.values())
         self._unacknowledged.clear()
         for work in works:
             self._changes.finished(work.session)
+        return ()
 
     def running(self) -> list[tuple[Session, Record[bytes]]]:
         return [(work.session, work.records[0]) for work in list(self._unacknowledged.values()) if work.session.is_live]

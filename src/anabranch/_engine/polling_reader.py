@@ -12,13 +12,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 
-from anabranch._core.reading.pace import Pace, PaceLimits, ReadHealth
-from anabranch._core.session import BUDGET_FULL_MS, ReadPage, Session
+from anabranch._core.reading.pace import Pace, PaceLimits
+from anabranch._core.session import ReadPage, Session
 from anabranch._engine.clock import Scheduler
 from anabranch._engine.read_results import READ_ERRORS, ReadError, ReadResults
 from anabranch._engine.shard_discovery import ShardDiscovery
 from anabranch._engine.tasks import start_in_group
-from anabranch._engine.work_queue import Changes
 from anabranch._ports import Ports
 from anabranch.budget import READ_RESERVE_BYTES, TIP_MS_MAX, Budget
 from anabranch.errors import (
@@ -44,18 +43,15 @@ class _PolledShard:
     iterator: str | None = None
     next_iterator: str | None = None
     """The next iterator, from the last response. It replaces `iterator` when the response is accepted."""
-    health: ReadHealth = field(default_factory=ReadHealth)
     restart_count: int = 0
     is_busy: bool = False
     """A read is scheduled, waits for the budget, or runs. So a shard is never read twice at once."""
     tip_until_ms: int = 0
-    """Until then a read brings little, because the last one reached the tip."""
+    """Until then, a read returns few records: the last one reached the tip."""
     reserved_bytes: int = 0
     """In the budget, for the read that runs."""
     refused_bytes: int = 0
     """The data of the last response, if the budget had no room for it."""
-    is_reported: bool = False
-    """Whether its wait for the budget was reported."""
 
 
 @dataclass(eq=False, repr=False)
@@ -65,14 +61,11 @@ class PollingReader:
     _budget: Budget
     _group: asyncio.TaskGroup
     _discovery: ShardDiscovery
-    _changes: Changes
     _results: ReadResults
     _pace: PaceLimits
     _shards: dict[Session, _PolledShard] = field(default_factory=dict)
     _waiting: deque[_PolledShard] = field(default_factory=deque)
     """Shards that wait for the byte budget, first come, first served."""
-    _is_room_timer_set: bool = False
-    """One timer for all shards that wait."""
     _idle_tasks: list[asyncio.Future[_PolledShard]] = field(default_factory=list)
     """Tasks that wait for the next shard to read."""
     is_paused: bool = False
@@ -126,11 +119,8 @@ class PollingReader:
         if session.state != "reading" or self.is_paused or session.row.paused or not self._is_polled(shard):
             shard.is_busy = False
             return False
-        held = session.busy_bytes
-        if held and held >= (most_bytes := self._results.busy_bytes_max(GET_RECORDS_BYTES_MAX)):
+        if session.busy_bytes and self._results.pause_if_full(session, GET_RECORDS_BYTES_MAX):
             shard.is_busy = False
-            session.pause_reading(below_bytes=most_bytes)
-            self._changes.arrived(session)  # no more records for now: a partial batch need not wait
             return False
         return True
 
@@ -150,29 +140,7 @@ class PollingReader:
         if not self._waiting:
             self._budget.call_when_free(self._wanted_bytes(shard, now_ms), self._on_budget_freed)
         self._waiting.append(shard)
-        shard.is_reported = False
-        shard.session.wait_for_budget(now_ms)
-        self._set_room_timer(now_ms + BUDGET_FULL_MS)
-
-    def _set_room_timer(self, at_ms: int) -> None:
-        if not self._is_room_timer_set:
-            self._is_room_timer_set = True
-            self._scheduler.call_at(at_ms, self._report_waiting)
-
-    def _report_waiting(self) -> None:
-        """Shards that have waited for long deliver partial batches. The first in the queue has waited longest."""
-        self._is_room_timer_set = False
-        now_ms = self._ports.clock.now_ms()
-        for shard in self._waiting:
-            session = shard.session
-            since_ms = session.budget_full_since_ms
-            if shard.is_reported or session.state != "reading" or since_ms is None:
-                continue  # with None, it is subscribed again, and no longer polled
-            if not session.reads_blocked(now_ms):
-                self._set_room_timer(since_ms + BUDGET_FULL_MS)
-                return
-            shard.is_reported = True
-            self._changes.arrived(session)
+        self._results.wait_for_budget(shard.session)
 
     def _is_polled(self, shard: _PolledShard) -> bool:
         """False if it was removed, perhaps while a read was on its way."""
@@ -297,7 +265,7 @@ class PollingReader:
 
     def _accept(self, shard: _PolledShard, page: ReadPage, started_at_ms: int) -> None:
         reserved_bytes, shard.reserved_bytes = shard.reserved_bytes, 0
-        read_bytes = self._results.accept(shard.session, shard.health, page, reserved_bytes)
+        read_bytes = self._results.accept(shard.session, page, reserved_bytes)
         shard.iterator = shard.next_iterator
         shard.tip_until_ms = started_at_ms + TIP_MS_MAX if page.behind_ms == 0 else 0
         shard.restart_count = 0
@@ -333,4 +301,4 @@ class PollingReader:
         failures = shard.pace.failure_count
         kind = ReadsThrottled if throttled else ReadsFailing
         session.report(kind(error=str(error), failure_count=failures))
-        self._results.report(session, shard.health, error, failures)
+        self._results.report(session, error, failures)

@@ -13,6 +13,7 @@ would in the end stop all shards of its worker. Suspects and other shards take t
 With manual acknowledgement records may stay unacknowledged for long, so such shards are not isolated, only stopped.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -23,8 +24,8 @@ from anabranch._core.session import COMMITTED_ONE_BY_ONE, Session
 from anabranch._engine.checkpointer import Checkpointer
 from anabranch._engine.clock import Alarm
 from anabranch._engine.fleet import Fleet
-from anabranch._engine.processor import Processor
-from anabranch._engine.work_queue import Changes
+from anabranch._engine.work_queue import Changes, Processor
+from anabranch._model.leases import LeaseKey
 from anabranch._ports import Ports
 from anabranch.events import ShardSuspected
 from anabranch.reasons import StoppedByCrashes
@@ -43,11 +44,11 @@ class Quarantine:
     _checkpointer: Checkpointer
     _processor: Processor
     _changes: Changes
-    _sessions: dict[Session, None] = field(default_factory=dict)
+    _sessions: Mapping[LeaseKey, Session]
     _suspects: dict[Session, int] = field(default_factory=dict)
     """Each with the number of owners that died at it."""
     _counted: dict[Session, None] = field(default_factory=dict)
-    """Suspects whose row counts this worker as an owner that died: those just taken, and the one being tried."""
+    """Suspects whose row counts this worker as a dead owner: those just taken, and the one that runs alone."""
     _alone: Session | None = None
     """The suspect whose turn it is."""
     _rest_ms: int = TURN_MS
@@ -60,7 +61,6 @@ class Quarantine:
 
     def add(self, session: Session) -> None:
         """For every session, when its lease is taken."""
-        self._sessions[session] = None
         owners = session.row.takes_without_progress - 1
         if owners >= SUSPECT_AFTER and not self._processor.manual_ack:
             self._suspects[session] = owners
@@ -73,7 +73,7 @@ class Quarantine:
             self._queue.hold(session)
 
     def _hold_all(self) -> None:
-        for session in self._sessions:
+        for session in self._sessions.values():
             self._queue.hold(session)
 
     def has_given_up_on(self, session: Session) -> bool:
@@ -82,7 +82,6 @@ class Quarantine:
 
     def remove(self, session: Session) -> None:
         """For every session, when its lease is gone."""
-        del self._sessions[session]
         self._suspects.pop(session, None)
         self._counted.pop(session, None)
         self._queue.release(session)
@@ -161,7 +160,7 @@ class Quarantine:
             self._clear_at_tip()
             if suspect.lane.finished_count == finished_count:
                 await self._sleep(CHECK_MS)  # the record waits for its retry: checking again now would busy-loop
-        if suspect in self._sessions:
+        if self._sessions.get(suspect.key) is suspect:
             self._queue.hold(suspect)
         while self._processor.running():
             await self._alarm.wait()
@@ -215,7 +214,7 @@ class Quarantine:
             await self._write_count(session, crash_counted=False)
             self._counted.pop(session, None)
         self._alone = None
-        for session in self._sessions:
+        for session in self._sessions.values():
             self._release(session)
 
     async def _write_count(self, session: Session, *, crash_counted: bool) -> None:

@@ -5,13 +5,13 @@ Both readers use it. It decides neither when nor how a shard is read.
 
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeAlias, TypeVar
-
-import msgspec
 
 from anabranch._core.reading.pace import ReadHealth
 from anabranch._core.reading.service_time import ServiceClock
-from anabranch._core.session import ReadPage, Session
+from anabranch._core.session import BUDGET_FULL_MS, ReadPage, Session
+from anabranch._engine.clock import Scheduler
 from anabranch._engine.fleet import Fleet
 from anabranch._engine.shard_discovery import ShardDiscovery, is_open
 from anabranch._engine.work_queue import Changes
@@ -32,15 +32,18 @@ ReadError: TypeAlias = ServiceError | TransportError | CredentialsError
 READ_ERRORS = (ServiceError, TransportError, CredentialsError)
 
 
-class _Failing(msgspec.Struct):
+@dataclass(eq=False, repr=False)
+class _Failing:
     since_ms: int
     count: int = 0
     throttled: bool = False
+    health: ReadHealth = field(default_factory=ReadHealth)
 
 
 @dataclass(eq=False, repr=False)
 class ReadResults:
     _ports: Ports
+    _scheduler: Scheduler
     _budget: Budget
     _fleet: Fleet
     _discovery: ShardDiscovery
@@ -50,7 +53,7 @@ class ReadResults:
     _health: ReadHealth = field(default_factory=ReadHealth)
     """Of all shards together."""
     _failing: dict[Session, _Failing] = field(default_factory=dict)
-    """Shards whose last read failed."""
+    """Shards whose last read failed, by polling or by subscription."""
 
     @property
     def is_healthy(self) -> bool:
@@ -66,6 +69,25 @@ class ReadResults:
         free_bytes = budget.limit_bytes - budget.held_back_bytes_max - READ_RESERVE_BYTES
         share = free_bytes // max(1, len(self._sessions))
         return max(1, min(WINDOW_BYTES_MAX, max(share - page_bytes_max, share // 2)))
+
+    def pause_if_full(self, session: Session, page_bytes_max: int) -> bool:
+        """Whether the shard holds so much that it is not read. It is woken when it holds less."""
+        bytes_max = self.busy_bytes_max(page_bytes_max)
+        if session.busy_bytes < bytes_max:
+            return False
+        session.pause_reading(below_bytes=bytes_max)
+        self._changes.arrived(session)  # no more records for now: a partial batch need not wait
+        return True
+
+    def wait_for_budget(self, session: Session) -> None:
+        """A read waits for the byte budget. If that takes long, partial batches are delivered."""
+        now_ms = self._ports.clock.now_ms()
+        session.wait_for_budget(now_ms)
+        self._scheduler.call_at(now_ms + BUDGET_FULL_MS, partial(self._check_blocked, session))
+
+    def _check_blocked(self, session: Session) -> None:
+        if session.state == "reading" and session.reads_blocked(self._ports.clock.now_ms()):
+            self._changes.arrived(session)
 
     # a page
 
@@ -84,7 +106,7 @@ class ReadResults:
         if session.may_have_lost(page):
             await self._discovery.on_trimmed(session)
 
-    def accept(self, session: Session, health: ReadHealth, page: ReadPage, reserved_bytes: int) -> int:
+    def accept(self, session: Session, page: ReadPage, reserved_bytes: int) -> int:
         """Accepts all records of the page in one step, and returns their size."""
         # A record's arrival time is more exact than the date of the response. An event of a subscription has no date:
         # its time is rounded up to the second.
@@ -99,7 +121,6 @@ class ReadResults:
             self._ports.emit(recovered)
         read_bytes = session.add_page(page, reserved_bytes)
         self._health.succeeded()
-        health.succeeded()
         if page.records or page.is_end or session.has_unwritten_progress:
             self._changes.arrived(session)
         return read_bytes
@@ -116,7 +137,7 @@ class ReadResults:
             self._changes.arrived(session)  # no more records: all may already be finished
         return None
 
-    def report(self, session: Session, health: ReadHealth, error: ReadError, failure_count: int) -> None:
+    def report(self, session: Session, error: ReadError, failure_count: int) -> None:
         now_ms = self._ports.clock.now_ms()
         throttled = isinstance(error, ThrottledError)
         session.count_failed_read(throttled=throttled)
@@ -124,8 +145,8 @@ class ReadResults:
         failing.count, failing.throttled = failing.count + 1, throttled
         if not throttled:
             self._health.failed(now_ms)
-            health.failed(now_ms)
-            if self.is_healthy and not health.is_good(now_ms, holds_shards=True):
+            failing.health.failed(now_ms)
+            if self.is_healthy and not failing.health.is_good(now_ms, holds_shards=True):
                 # Only this shard keeps failing: another worker may be able to read it (rule U7).
                 self._fleet.give_unreadable(session.key)
         if failure_count & (failure_count - 1) == 0:  # reports the 1st, 2nd, 4th, 8th, ...

@@ -135,9 +135,7 @@ async def is_open(ports: Ports, stream: StreamName, shard_id: str) -> bool:
 
 @dataclass(eq=False, repr=False)
 class CoalescedCall:
-    """Coalesces concurrent calls: one call serves all who asked before it started. A thousand shards that start
-    together cost two calls, and each gets a response to a call that started after it asked.
-    """
+    """Coalesces concurrent calls: one call serves all who asked before it started, even a thousand shards."""
 
     _call: Callable[[], Awaitable[object]]
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -171,9 +169,7 @@ class _Settled(NamedTuple):
     """The member that found this."""
     shard_ids: tuple[str, ...]
     unfinished: tuple[str, ...] | None
-    """The shards with an unfinished lease, if listed shards wait for their parents: there may be work once one of these
-    ends. None: every listed shard has its row or needs none.
-    """
+    """The shards with an unfinished lease, if listed shards wait for parents. None: each has its row or needs none."""
 
 
 @dataclass(eq=False, repr=False)
@@ -213,7 +209,7 @@ class ShardDiscovery:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no listed shard lacks a row that it should have."""
+        """Whether every listed shard has the row that it needs."""
         return all(stream.is_complete for stream in self.streams.values())
 
     def list_soon(self) -> None:
@@ -403,7 +399,7 @@ class ShardDiscovery:
         clock, interval_ms = self._ports.clock, round(self._settings.polling.listing_interval * 1000)
         next_ms = clock.now_ms() + interval_ms
         failing: set[KnownStream] = set()
-        """Those that could not be listed."""
+        """Streams whose last listing failed."""
         while True:
             now_ms = clock.now_ms()
             await self._listings.wait(min(next_ms, now_ms + INQUIRY_INTERVAL_MS) if self._is_inquiring else next_ms)
@@ -445,9 +441,8 @@ class ShardDiscovery:
         fleet, settled, stream_key = self._fleet, stream.settled, stream.row.stream_key
         if settled is None or any(key.stream_key == stream_key for key in fleet.vanished):
             return False
-        if (settled.planner, settled.shard_ids) != (fleet.member_id, _names(listing)):
-            return False
-        return settled.unfinished is None or settled.unfinished == fleet.unfinished(stream_key)
+        unfinished = None if settled.unfinished is None else fleet.unfinished(stream_key)
+        return settled == _Settled(fleet.member_id, _names(listing), unfinished)
 
     async def _create_missing(self, stream: KnownStream, listing: list[Shard], *, cleans_up: bool) -> None:
         row, planner = stream.row, self._fleet.member_id
@@ -459,7 +454,7 @@ class ShardDiscovery:
         missing, ends = missing_leases(row, graph, scope, leases), ends_to_restore(row, graph, leases)
         # Leases that never had a row are rare in a listing, so each of these may be held by a member.
         unheld = await self._fleet.find_unheld([lease.key for lease in missing]) if missing else ()
-        self._is_inquiring = self._is_inquiring or len(unheld) < len(missing)
+        self._is_inquiring |= len(unheld) < len(missing)
         for lease in (*ends, *(lease for lease in missing if lease.key in unheld)):
             is_deleted = lease.is_finished or had_row(lease, leases)
             if not await self._create(lease, planner, is_restored=True, is_deleted=is_deleted):

@@ -13,10 +13,11 @@ import msgspec
 from anabranch._core.handling.lanes import RecordLane
 from anabranch._core.reading.service_time import ServiceClock
 from anabranch._core.session import Session
+from anabranch._engine.dead_lettering import DeadLettering
 from anabranch._engine.fanout_reader import Reader
 from anabranch._engine.handler_calls import place_in
-from anabranch._engine.processor import Processor
-from anabranch._model.leases import LeaseKey, ShardStatus, SubscriptionStatus
+from anabranch._engine.work_queue import Processor
+from anabranch._model.leases import ShardStatus, SubscriptionStatus
 from anabranch._model.streams import Position
 from anabranch.events import Event, ShardRecovered, ShardStalled
 from anabranch.reasons import (
@@ -95,9 +96,8 @@ class ShardReports:
     _processor: Processor
     _reader: Reader
     _service_clock: ServiceClock
-    _letters: Callable[[], Mapping[Session, Reason]] = dict
-    """Returns the sessions that wait for the destination of dead letters, with the reason."""
-    _progress: dict[LeaseKey, _Progress] = field(default_factory=dict)
+    _letters: DeadLettering
+    _progress: dict[Session, _Progress] = field(default_factory=dict)
     _full_budget_reported_ms: int | None = None
     _full_budget: _FullBudget | None = None
     """The report that is open; None if there is none, or its end was reported, too."""
@@ -106,11 +106,10 @@ class ShardReports:
         self, sessions: Iterable[Session], now_ms: int, blocked: Reason | None = None
     ) -> tuple[ShardStatus, ...]:
         """Measures all shards and emits what changed. `blocked`: why all shards of this process are stalled."""
-        calls = _Calls(self._processor, now_ms, self._letters())
-        progresses = {session.key: self._measure(session, now_ms) for session in sessions}
-        self._progress = progresses
-        statuses = [self._status(progress, now_ms, blocked, calls) for progress in progresses.values()]
-        self._report_full_budget([progress.session for progress in progresses.values()], now_ms)
+        calls = _Calls(self._processor, now_ms, self._letters.reasons())
+        self._progress = {session: self._measure(session, now_ms) for session in sessions}
+        statuses = [self._status(progress, now_ms, blocked, calls) for progress in self._progress.values()]
+        self._report_full_budget(now_ms)
         statuses.sort(
             key=lambda status: (status.reason is None, _is_subscribed(status), -(status.lag_ms or 0), status.lease)
         )
@@ -120,7 +119,7 @@ class ShardReports:
         self, sessions: Iterable[Session], now_ms: int, blocked: Reason | None = None, *, wall_ms: int
     ) -> tuple[ShardState, ...]:
         """For `Consumer.status()` and metrics between two reports: measures nothing and emits nothing."""
-        calls = _Calls(self._processor, now_ms, self._letters())
+        calls = _Calls(self._processor, now_ms, self._letters.reasons())
         service_seconds = self._service_clock.seconds(now_ms)
         return tuple(
             session.describe(
@@ -135,19 +134,14 @@ class ShardReports:
 
     def _last_measured(self, session: Session, now_ms: int) -> _Progress:
         """The last measurement; a new one if the session is new or has finished records since then."""
-        progress = self._progress.get(session.key)
-        if (
-            progress is None
-            or progress.session is not session
-            or progress.finished_count != session.lane.finished_count
-        ):
+        progress = self._progress.get(session)
+        if progress is None or progress.finished_count != session.lane.finished_count:
             return _Progress(session, now_ms, progressed_at_ms=now_ms)
         return progress
 
     def _measure(self, session: Session, now_ms: int) -> _Progress:
-        progress = self._progress.get(session.key)
-        count = session.lane.finished_count
-        if progress is None or progress.session is not session:
+        progress, count = self._progress.get(session), session.lane.finished_count
+        if progress is None:
             return _Progress(session, now_ms, count, progressed_at_ms=now_ms)
         elapsed_ms = now_ms - progress.measured_at_ms
         if count != progress.finished_count or not session.lane.unfinished_count:
@@ -207,11 +201,17 @@ class ShardReports:
             None if found.reason is None else found.reason.code,
         )
 
-    def _report_full_budget(self, sessions: list[Session], now_ms: int) -> None:
-        waiting = [session for session in sessions if _budget_wait_ms(session, now_ms) >= BUDGET_REPORTED_AFTER_MS]
+    def _report_full_budget(self, now_ms: int) -> None:
+        waiting = [
+            session for session in self._progress if _budget_wait_ms(session, now_ms) >= BUDGET_REPORTED_AFTER_MS
+        ]
         reported_ms = self._full_budget_reported_ms
         if not waiting:
-            self._report_free_budget(now_ms)
+            full, self._full_budget = self._full_budget, None
+            if full is not None:
+                session, seconds = full.session, (now_ms - full.since_ms) / 1000
+                lag = session.lag_seconds(self._service_clock.seconds(now_ms)) if session.is_live else None
+                self._emit(ShardRecovered(**session.names, reason=full.reason, seconds=seconds, lag=lag))
             return
         if reported_ms is not None and now_ms - reported_ms < BUDGET_REPORTED_EVERY_MS:
             return
@@ -222,13 +222,6 @@ class ShardReports:
         since_ms = self._full_budget.since_ms if self._full_budget else now_ms - _budget_wait_ms(first, now_ms)
         self._full_budget = _FullBudget(first, reason, since_ms)
         self._emit(ShardStalled(**first.names, reason=reason))
-
-    def _report_free_budget(self, now_ms: int) -> None:
-        full, self._full_budget = self._full_budget, None
-        if full is not None:
-            session, seconds = full.session, (now_ms - full.since_ms) / 1000
-            lag = session.lag_seconds(self._service_clock.seconds(now_ms)) if session.is_live else None
-            self._emit(ShardRecovered(**session.names, reason=full.reason, seconds=seconds, lag=lag))
 
 
 def _is_subscribed(status: ShardStatus) -> bool:

@@ -26,7 +26,7 @@ class _SignalHandler:
         self._number = number
         self.before = before
         """What handled the signal before us."""
-        self._runs: dict[ConsumerRun, tuple[asyncio.AbstractEventLoop, int]] = {}
+        self._runs: dict[ConsumerRun, asyncio.AbstractEventLoop] = {}
         self._process_id = os.getpid()
 
     @property
@@ -35,8 +35,8 @@ class _SignalHandler:
         return os.getpid() != self._process_id
 
     @contextmanager
-    def stopping(self, run: ConsumerRun, deadline_ms: int) -> Iterator[None]:
-        self._runs[run] = (asyncio.get_running_loop(), deadline_ms)
+    def stopping(self, run: ConsumerRun) -> Iterator[None]:
+        self._runs[run] = asyncio.get_running_loop()
         try:
             yield
         finally:
@@ -49,14 +49,17 @@ class _SignalHandler:
         if not self._runs or self.is_inherited:
             self._pass_on(number, frame)
             return
-        for run, (loop, _) in tuple(self._runs.items()):
+        for run, loop in tuple(self._runs.items()):
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(self._stop, run)
 
     def _stop(self, run: ConsumerRun) -> None:
-        if run in self._runs:
-            _, deadline_ms = self._runs[run]
-            run.stop_by(SystemClock().now_ms() + (0 if run.is_stopping else deadline_ms))
+        if run not in self._runs:
+            return
+        if run.is_stopping:
+            run.stop_by(SystemClock().now_ms())
+        else:
+            run.stop_gracefully()
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         """A program that replaced our handler may restore it after the runs have ended."""
@@ -68,7 +71,7 @@ class _SignalHandler:
 
 
 @contextmanager
-def stop_on_signals(run: ConsumerRun, deadline_ms: int, *, handle_signals: bool | None) -> Iterator[None]:
+def stop_on_signals(run: ConsumerRun, *, handle_signals: bool | None) -> Iterator[None]:
     """`None` takes only signals that nothing else handles, `True` takes both, `False` takes none."""
     in_main_thread = threading.current_thread() is threading.main_thread()
     if handle_signals and not in_main_thread:
@@ -80,7 +83,7 @@ def stop_on_signals(run: ConsumerRun, deadline_ms: int, *, handle_signals: bool 
         if handle_signals is not False and in_main_thread:
             for number in (signal.SIGTERM, signal.SIGINT):
                 if (handler := _take(number, by_force=bool(handle_signals))) is not None:
-                    stack.enter_context(handler.stopping(run, deadline_ms))
+                    stack.enter_context(handler.stopping(run))
         yield
 
 

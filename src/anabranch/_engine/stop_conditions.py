@@ -14,8 +14,8 @@ from anabranch._core.session import Session
 from anabranch._engine.clock import Alarm
 from anabranch._engine.fanout_reader import Reader
 from anabranch._engine.fleet import Fleet
-from anabranch._engine.processor import Processor
 from anabranch._engine.shard_discovery import ShardDiscovery
+from anabranch._engine.work_queue import Processor
 from anabranch._model.leases import LeaseKey, LeaseRow
 from anabranch._ports import Clock
 
@@ -32,7 +32,6 @@ class StopConditions(msgspec.Struct, frozen=True, kw_only=True):
     """When every shard was read to its tip, or to the `until` time."""
     idle_timeout_ms: int | None = None
     """After this long without any work."""
-    shards_max: int | None = None
 
     @property
     def is_set(self) -> bool:
@@ -43,6 +42,7 @@ class StopConditions(msgspec.Struct, frozen=True, kw_only=True):
 class StopWatcher:
     _clock: Clock
     _conditions: StopConditions
+    _shards_max: int | None
     _sessions: Mapping[LeaseKey, Session]
     _fleet: Fleet
     _discovery: ShardDiscovery
@@ -126,5 +126,4 @@ class StopWatcher:
         """Whether this worker holds the shard, or may not take it now."""
         if row.key in self._sessions or self._fleet.is_waiting_or_read(row):
             return True
-        limit = self._conditions.shards_max
-        return limit is not None and len(self._sessions) >= limit
+        return self._shards_max is not None and len(self._sessions) >= self._shards_max

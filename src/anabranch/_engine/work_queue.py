@@ -1,30 +1,31 @@
-"""Which sessions changed, which may have work, and how long to deliver before the event loop runs other tasks.
-
-Runners of handlers and the caller's own loop take their work here.
-"""
+"""Which sessions changed, which may have work, for how long to deliver it, and the `Processor` that takes it."""
 
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from traceback import StackSummary
 from typing import Final
 
-from anabranch._core.session import Session, Work
+from anabranch._core.session import DeliveryMode, Session, Work
 from anabranch._engine.clock import Scheduler
 from anabranch._engine.fleet import Fleet
 from anabranch._ports import Clock
+from anabranch.reasons import Reason
+from anabranch.records import Record
 
 
+@dataclass(eq=False, repr=False)
 class Changes:
     """The sessions that changed in this turn of the event loop. Each is processed once, after the turn.
 
     Readers, runners and iterators add sessions here and call no other part.
     """
 
-    def __init__(self, scheduler: Scheduler, process: Callable[[Session, bool], None]) -> None:
-        self._scheduler = scheduler
-        self._process = process
-        """Called for each changed session, and whether it may have new work."""
-        self._sessions: dict[Session, bool] = {}
+    _scheduler: Scheduler
+    _process: Callable[[Session, bool], None]
+    """Called for each changed session, and whether it may have new work."""
+    _sessions: dict[Session, bool] = field(default_factory=dict)
 
     def finished(self, session: Session) -> None:
         """Records finished, or a call ended."""
@@ -46,32 +47,28 @@ class Changes:
             self._process(session, has_work)
 
 
+@dataclass(eq=False, repr=False)
 class WorkQueue:
     """Serves sessions round-robin, so a busy shard does not starve a quiet one. A session without work leaves, and is
     offered again when that may have changed. Each waiter that finds work wakes the next one, so a page of records does
     not wake thirty runners at once.
     """
 
-    def __init__(
-        self,
-        clock: Clock,
-        scheduler: Scheduler,
-        fleet: Fleet,
-        changes: Changes,
-        *,
-        one_at_a_time: bool,
-    ) -> None:
-        self._scheduler = scheduler
-        self._changes = changes
-        self._held: dict[Session, None] = {}
-        """Sessions that may not start records, because a quarantined shard is tried alone (rule D5)."""
-        self._one_at_a_time = one_at_a_time
-        """A session delivers work only after the last one is finished. The code that finishes it calls `offer`."""
-        self.may_start = fleet.may_start
-        self.turn = LoopTurn(clock)
-        # Not a dict: finding its first key gets slower after many deletions at the front.
-        self._ready: OrderedDict[Session, None] = OrderedDict()
-        self._waiters: deque[asyncio.Future[None]] = deque()
+    _clock: Clock
+    _scheduler: Scheduler
+    _fleet: Fleet
+    _changes: Changes
+    _one_at_a_time: bool
+    """A session delivers work only after the last one is finished. The code that finishes it calls `offer`."""
+    _held: dict[Session, None] = field(default_factory=dict)
+    """Sessions that may not start records, because a quarantined shard is tried alone (rule D5)."""
+    # Not a dict: finding its first key gets slower after many deletions at the front.
+    _ready: OrderedDict[Session, None] = field(default_factory=OrderedDict)
+    _waiters: deque[asyncio.Future[None]] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self.may_start = self._fleet.may_start
+        self.turn = LoopTurn(self._clock)
 
     # sessions that may have work
 
@@ -113,9 +110,7 @@ class WorkQueue:
             self.wake()
 
     def next_of(self, session: Session) -> Work | None:
-        """The session's next work. If it has none now, it is offered again when it may have some. The caller has just
-        read the clock, to check whether its turn is over.
-        """
+        """The session's next work. If it has none now, it is offered again later. The caller just read the clock."""
         now_ms = self.turn.now_ms
         work = session.next_work(now_ms)
         if work is not None:
@@ -171,9 +166,7 @@ TURN_MS: Final = 20
 
 
 class LoopTurn:
-    """Limits how long records are delivered before the event loop runs other tasks. A handler that never waits would
-    otherwise block commits, reads and the stop.
-    """
+    """Limits how long records are delivered in one go: a handler that never waits would block commits and the stop."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -202,3 +195,77 @@ class LoopTurn:
     def _begin(self) -> None:
         self._is_asked = False
         self.over_ms = self.look() + TURN_MS
+
+
+@dataclass(eq=False, repr=False)
+class Processor:
+    """Who handles the records: the runners of a handler (`Dispatcher`), or the caller's own loop (`iteration`).
+
+    The rest of the engine asks it which calls run, and tells it when to stop. The methods here are those of the
+    caller's own loop, which the engine can neither start nor cancel.
+    """
+
+    queue: WorkQueue
+    mode: DeliveryMode
+    """How sessions deliver their records."""
+
+    manual_ack = False
+    """Whether the caller acknowledges each record."""
+    is_loop = True
+    """Whether the caller's own loop does the work."""
+    is_cancellable = False
+    """Whether running calls can be ended."""
+
+    # what runs
+
+    def running(self) -> list[tuple[Session, Record[bytes]]]:
+        """Each running call, with its first record. The heartbeat thread asks, too."""
+        return []
+
+    def stack_of(self, record: Record[bytes]) -> StackSummary:  # noqa: ARG002 -- unknown here
+        """Where in the code the call that starts with this record is."""
+        return StackSummary()
+
+    def overdue(self, now_ms: int) -> dict[Session, Reason]:  # noqa: ARG002 -- a loop has no timeout
+        """Sessions with a call that ignores its timeout, each with the reason."""
+        return {}
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether the code that asks runs inside a handler call."""
+        return False
+
+    def report_finished(self) -> Session | None:
+        """Before each commit: a loop reports what is finished (rule M6), and returns the session, to be committed."""
+        return None
+
+    def abandon(self) -> tuple[Record[bytes], ...]:
+        """The records that a loop holds will not be acknowledged: stops waiting for them. Returns those to report."""
+        return ()
+
+    # from start to end
+
+    def start(self) -> None:
+        """The worker has joined."""
+
+    def interrupt(self, session: Session | None = None) -> None:
+        """Cancels running calls, all or those of one session. Their records count as not started."""
+
+    def revoke(self, session: Session) -> None:
+        """The lease is lost: the session's calls no longer count."""
+        self.queue.withdraw(session)
+
+    def give_up(self) -> None:
+        """Stops waiting for calls that cannot be cancelled."""
+
+    def cancel_all(self) -> None:
+        """The worker ends: cancels everything."""
+
+    async def end(self) -> None:
+        """Waits for cancelled calls, for a limited time."""
+
+    def release(self) -> None:
+        """Stops waiting for calls that ignore their cancellation."""
+
+    def close(self) -> None:
+        """The run is over."""

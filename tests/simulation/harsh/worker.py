@@ -10,7 +10,7 @@ from zlib import crc32
 import msgspec
 
 from anabranch._core.handling.batches import BatchLimits
-from anabranch._engine.consumer_run import IterateBatches, IterateRecords
+from anabranch._engine.consumer_run import EngineMode
 from anabranch._engine.fanout_registration import FanOutPlan
 from anabranch._engine.handler_calls import HandlerOptions
 from anabranch._engine.stop_conditions import StopConditions
@@ -202,9 +202,9 @@ class HarshWorker(SimulatedWorker):
     def _engine_mode(self):
         match self._fleet.options.consume_mode:
             case "batches":
-                return IterateBatches(_BATCHES)
+                return EngineMode(batches=_BATCHES)
             case "records" | "manual_ack" as mode:
-                return IterateRecords(manual_ack=mode == "manual_ack")
+                return EngineMode(manual_ack=mode == "manual_ack")
             case _:
                 return super()._engine_mode()
 

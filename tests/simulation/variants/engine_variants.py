@@ -16,16 +16,17 @@ from anabranch._core.session import EndOfShard, Session
 from anabranch._core.shards import lifecycle
 from anabranch._core.shards.lifecycle import ShardEnd, plan_bootstrap
 from anabranch._core.tracker import Tracker
-from anabranch._engine.checkpointer import Checkpointer, Drainer
+from anabranch._engine.checkpointer import Checkpointer
 from anabranch._engine.clock import Alarm
 from anabranch._engine.consumer_run import ConsumerRun, FenceWatch
 from anabranch._engine.dead_lettering import DeadLettering, _OpenLetter
+from anabranch._engine.drainer import Drainer
 from anabranch._engine.fanout_reader import FanOutReader
 from anabranch._engine.fleet import Fleet
 from anabranch._engine.handler_calls import HandlerCall
 from anabranch._engine.polling_reader import PollingReader
-from anabranch._engine.processor import Processor
 from anabranch._engine.shard_discovery import ShardDiscovery
+from anabranch._engine.work_queue import Processor
 from anabranch._model.leases import Finish
 from anabranch._model.streams import StartingPosition
 from anabranch.errors import TransportError
@@ -283,10 +284,10 @@ async def _move_on_before_accepting(self, shard, stream):
             continue
         shard.subscription.receive(event.continuation_sequence_number, self._ports.clock.now_ms())
         if waiting is not None:
-            self._results.accept(session, shard.health, waiting, 0)
+            self._results.accept(session, waiting, 0)
         waiting = self._page(shard, event)
     if waiting is not None:
-        self._results.accept(session, shard.health, waiting, 0)
+        self._results.accept(session, waiting, 0)
 
 
 async def _keep_abandoned_continuation(self, shard, stream):
@@ -300,7 +301,7 @@ async def _keep_abandoned_continuation(self, shard, stream):
         if not self._may_read(shard):
             return
         page = self._page(shard, event)
-        self._results.accept(session, shard.health, page, 0)
+        self._results.accept(session, page, 0)
         if page.is_end:
             subscription.finish()
             return

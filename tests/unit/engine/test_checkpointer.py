@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from anabranch._core.session import SEEN_THROUGH_EVERY_SECONDS
 from anabranch._engine.checkpointer import WRITES_AT_ONCE, Checkpointer
-from anabranch._engine.processor import Processor
+from anabranch._engine.work_queue import Processor
 from anabranch._model.leases import Finish, Stopped
 from anabranch._model.streams import Position
 from anabranch._ports import Ports

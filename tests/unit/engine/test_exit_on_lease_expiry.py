@@ -7,7 +7,7 @@ import pytest
 from anabranch._core.leases.heartbeat import HeartbeatState
 from anabranch._core.leases.store_calls import Moment
 from anabranch._core.leases.timing import lease_timing
-from anabranch._engine.fleet import EXIT_STATUS, ExitOnLeaseExpiry
+from anabranch._engine.fleet import EXIT_STATUS, exit_on_lease_expiry
 from anabranch._model.leases import MemberRow
 from anabranch.events import ZombieCall
 from anabranch.testing import ManualClock
@@ -25,8 +25,8 @@ class Guarded:
         self.heart = HeartbeatState("a#1", TIMING)
         self.heart.registered(ROW, "disk", Moment(self.clock.now_ms(), self.clock.wall_ms()))
         self.said, self.ended = [], []
-        guard = ExitOnLeaseExpiry(self.heart, self.clock, lambda: running, self.said.append, self.ended.append)
-        self.task = asyncio.create_task(guard.run())
+        guard = exit_on_lease_expiry(self.heart, self.clock, lambda: running, self.said.append, self.ended.append)
+        self.task = asyncio.create_task(guard)
 
     async def pass_time(self, by_ms):
         await asyncio.sleep(0)

@@ -22,17 +22,19 @@ def test_the_others_continue_when_a_suspect_was_lost_in_its_turn_and_its_last_ca
             return "written"
 
         changes = SimpleNamespace(finished=lambda session: None)
-        queue = WorkQueue(clock, None, SimpleNamespace(may_start=lambda: True), changes, one_at_a_time=False)
+        queue = WorkQueue(clock, None, SimpleNamespace(may_start=lambda: True), changes, False)
         queue.offer = offered.append
         processor = SimpleNamespace(manual_ack=False, running=lambda: running, queue=queue)
+        suspect, other = make_session(0, takes_without_progress=3), make_session(1, takes_without_progress=1)
+        sessions = {suspect.key: suspect, other.key: other}
         quarantine = Quarantine(
             Ports(kinesis=None, store=None, clock=clock, entropy=random.Random(1), emit=[].append),
             SimpleNamespace(is_performing=False, write=agree),
             SimpleNamespace(commit_all=agree, lock=lambda session: asyncio.Lock()),
             processor,
             changes,
+            sessions,
         )
-        suspect, other = make_session(0, takes_without_progress=3), make_session(1, takes_without_progress=1)
         for session in (suspect, other):
             read(session, plain(1))
         quarantine.add(suspect)
@@ -41,6 +43,7 @@ def test_the_others_continue_when_a_suspect_was_lost_in_its_turn_and_its_last_ca
         await until(lambda: suspect in offered, "its turn")
         running.append("a call")
         suspect.lose()
+        del sessions[suspect.key]
         quarantine.remove(suspect)
         await asyncio.sleep(0)
         clock.advance(CHECK_MS)

@@ -47,7 +47,7 @@ class Calls:
 def make_reports(emit=lambda event: None, calls=None, subscription_of=lambda session: None):
     reader, service_clock = SimpleNamespace(subscription_of=subscription_of), ServiceClock()
     service_clock.observe(0.0, 0)
-    return ShardReports(emit, calls or Calls(), reader, service_clock)
+    return ShardReports(emit, calls or Calls(), reader, service_clock, SimpleNamespace(reasons=dict))
 
 
 def report(session, now_ms=0, *, blocked=None, calls=None):

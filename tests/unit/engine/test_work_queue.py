@@ -18,7 +18,7 @@ class World:
         scheduler = SimpleNamespace(call_at=lambda *_: None)
         changes = SimpleNamespace(finished=lambda session: None)
         clock = ManualClock()
-        self.queue = WorkQueue(clock, scheduler, fleet, changes, one_at_a_time=one_at_a_time)
+        self.queue = WorkQueue(clock, scheduler, fleet, changes, one_at_a_time)
         self.sessions = [make_session(number, order="none") for number in range(count)]
         for session in self.sessions:
             read(session, plain(1), plain(2), plain(3))

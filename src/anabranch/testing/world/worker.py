@@ -11,7 +11,7 @@ from anabranch._core.handling.batches import BatchLimits
 from anabranch._core.leases.machine import MemberProfile
 from anabranch._core.leases.timing import LeaseTiming
 from anabranch._core.reading.pace import PaceLimits
-from anabranch._engine.consumer_run import ConsumerRun, EngineMode, HandleBatches, HandleRecords, RunPlan
+from anabranch._engine.consumer_run import ConsumerRun, EngineMode, RunPlan
 from anabranch._engine.handler_calls import HandlerCall, HandlerOptions
 from anabranch._model.leases import AppRow
 from anabranch._model.streams import Position, StreamName
@@ -208,9 +208,8 @@ class SimulatedWorker:
 
     def _engine_mode(self) -> EngineMode:
         batches = self._fleet.user_handler.batches
-        if batches is None:
-            return HandleRecords(HandlerCall(self._handler.handle, threads=1))
-        return HandleBatches(HandlerCall(self._handler.handle_batch, threads=1), batches)
+        handle = self._handler.handle if batches is None else self._handler.handle_batch
+        return EngineMode(HandlerCall(handle, threads=1), batches)
 
     def _handler_options(self) -> HandlerOptions:
         options, given = self._fleet.options, self._fleet.user_handler

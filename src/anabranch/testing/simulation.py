@@ -9,14 +9,15 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, Literal, get_args
 
 import msgspec
+from msgspec.structs import replace
 
-from anabranch._engine.handler_calls import HandlerCall
+from anabranch._engine.handler_calls import HandlerCall, HandlerOptions
 from anabranch.consumer import Consumer
+from anabranch.dead_letters.redrive import RegisteredHandler
 from anabranch.policies import Retry
 from anabranch.records import Context, Record
 from anabranch.testing.world.fleet import FleetVerdict, Outcome, SimulatedFleet
 from anabranch.testing.world.options import FleetOptions, ScriptAction
-from anabranch.testing.world.worker import UserHandler
 from anabranch.values import Decoder, decode_with
 
 Fault = Literal["crash", "cut_off", "lost_messages", "pause", "reshard", "stop", "throttle"]
@@ -118,30 +119,29 @@ def simulate(
     `{7: "skipped"}`. Any other end of a record is a violation.
     """
     written = list(records)
-    batches, decode_value = None, decode_with(bytes if decode is None else decode)
-    called: Callable[..., Awaitable[Any]]
-    if not isinstance(handler, Consumer):
-        called = handler
-    else:
+    if isinstance(handler, Consumer):
         options = {"concurrency": concurrency, "decode": decode, "on_failure": on_failure, "order": order}
         if ignored := [name for name, value in options.items() if value is not None]:
             raise ValueError(
                 f"a consumer is simulated with its own {', '.join(ignored)}: pass them to Consumer, or pass a handler"
             )
         registered = handler.registered_handler
-        called, batches, given = registered.handler, registered.batches, registered.options
-        order, concurrency, decode_value, on_failure = given.order, given.concurrency, given.decode_value, given.policy
+    else:
+        handler_options = HandlerOptions(
+            order=order or "shard",
+            concurrency=8 if concurrency is None else concurrency,
+            decode=decode_with(bytes if decode is None else decode),
+            policy=on_failure or Retry(),
+        )
+        registered = RegisteredHandler(handler, None, handler_options)
     fleet_options = FleetOptions(
         worker_count=workers,
         shard_count=shards,
-        order=order or "shard",
-        concurrency=8 if concurrency is None else concurrency,
         faulty_seconds=seconds,
         **_disturbances(faults, tuple(script)),
     )
-    watched = _WatchedHandler(called)
-    user_handler = UserHandler(watched, on_failure or Retry(), decode_value, batches)
-    verdict = SimulatedFleet(seed, fleet_options, user_handler, written).run()
+    watched = _WatchedHandler(registered.handler)
+    verdict = SimulatedFleet(seed, fleet_options, replace(registered, handler=watched), written).run()
     return SimulationReport(
         seed=seed,
         record_count=len(written),

@@ -12,6 +12,7 @@ import msgspec
 from anabranch._core.leases.timing import LEASE_EXPIRY_MS_DEFAULT, LeaseTiming, lease_timing
 from anabranch._engine.fleet import HeartbeatSender
 from anabranch.budget import Budget
+from anabranch.dead_letters.redrive import RegisteredHandler
 from anabranch.testing.checkers import NoStandstill, all_checkers
 from anabranch.testing.journal import Journal, ProcessDied, RunEnded, UnseenError, Violation
 from anabranch.testing.loop import SimulationLoop, run
@@ -19,7 +20,7 @@ from anabranch.testing.world.kinesis import SimulatedKinesis, SimulatedStream
 from anabranch.testing.world.lease_store import SimulatedLeaseStore, SimulatedRows
 from anabranch.testing.world.options import FleetOptions, ScriptAction
 from anabranch.testing.world.processes import MESSAGE_SECONDS_MAX, Network, ProcessScheduler, SimulatedProcess
-from anabranch.testing.world.worker import SimulatedWorker, UserHandler
+from anabranch.testing.world.worker import SimulatedWorker
 
 _STEPS_MAX = 2_000_000
 """Twenty times what a large fleet takes, so a busy loop is found in seconds."""
@@ -169,12 +170,13 @@ class SimulatedFleet:
         self,
         seed: int,
         options: FleetOptions,
-        user_handler: UserHandler,
+        registered: RegisteredHandler,
         records: Sequence[tuple[str, bytes]],
     ) -> None:
         self.options = options
         self.loop = SimulationLoop(seed, order=options.loop_order, steps_max=_STEPS_MAX)
-        self.user_handler = user_handler
+        self.registered = registered
+        """The user's handler, and how it is called."""
         self.records = records
         """What is written while the faults strike, as (partition key, data)."""
         self.random = Random(f"world {seed}")  # noqa: S311 -- a simulation's dice, not a secret
@@ -193,7 +195,7 @@ class SimulatedFleet:
         self.loop.set_exception_handler(self._on_loop_error)
 
     def _keeps_order(self) -> bool:
-        return self.options.order != "none" or self.user_handler.batches is not None
+        return self.registered.options.order != "none" or self.registered.batches is not None
 
     def now_ms(self) -> int:
         return int(self.loop.time() * 1000)

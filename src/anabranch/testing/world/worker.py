@@ -3,11 +3,10 @@ does.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import replace
 
-from anabranch._core.handling.batches import BatchLimits
 from anabranch._core.leases.machine import MemberProfile
 from anabranch._core.leases.timing import LeaseTiming
 from anabranch._core.reading.pace import PaceLimits
@@ -21,7 +20,7 @@ from anabranch.config import CheckpointSettings, ConsumerSettings, LeaseSettings
 from anabranch.errors import DeadLetterError, ShardStoppedError
 from anabranch.events import Event, LeaseLost, RecordSkipped, ZombieCall
 from anabranch.letters import Letter
-from anabranch.policies import DeadLetter, Retry
+from anabranch.policies import DeadLetter
 from anabranch.records import Batch, BatchFailure, Context, Record
 from anabranch.testing import journal as facts
 from anabranch.testing.world.kinesis import SimulatedKinesis
@@ -30,19 +29,6 @@ from anabranch.testing.world.processes import SimulatedProcess
 
 if TYPE_CHECKING:
     from anabranch.testing.world.fleet import SimulatedFleet
-
-Handler = Callable[[Any, Context], Awaitable[Any]]
-"""Of records, or of batches."""
-
-
-class UserHandler(NamedTuple):
-    """What the caller of `simulate` passed."""
-
-    handler: Handler
-    policy: Retry
-    decode: Callable[[bytes], Any] | None = None
-    batches: BatchLimits | None = None
-    """None: the handler takes single records."""
 
 
 class SimulatedLetters:
@@ -88,16 +74,13 @@ class JournaledHandler:
         self._budget = budget
         self._batch_count = 0
 
-    async def handle(self, record: Record[Any], context: Context) -> None:
-        calls = self._start([record], context.fence_token, context.attempt)
-        await self._end(calls, self._work(record, context))
+    async def handle(self, given: Record[Any] | Batch[Any], context: Context) -> None:
+        records = given.records if isinstance(given, Batch) else [given]
+        calls = self._start(records, context.fence_token, context.attempt)
+        await self._end(calls, self._work(given, context))
 
-    async def handle_batch(self, batch: Batch[Any], context: Context) -> None:
-        calls = self._start(batch.records, context.fence_token, context.attempt)
-        await self._end(calls, self._work(batch, context))
-
-    def _work(self, given: Record[Any] | Batch[Any], context: Context) -> Awaitable[Any]:
-        return self._fleet.user_handler.handler(given, context)
+    async def _work(self, given: Record[Any] | Batch[Any], context: Context) -> None:
+        await self._fleet.registered.handler(given, context)
 
     def _was_paused(self) -> bool:
         """Whether the process was paused between the check of the fence and this call."""
@@ -169,7 +152,7 @@ class SimulatedWorker:
         self._journal = fleet.journal
         self._budget = budget
         self._handler = self._make_handler()
-        writes_letters = isinstance(fleet.user_handler.policy.then, DeadLetter)
+        writes_letters = isinstance(fleet.registered.options.policy.then, DeadLetter)
         ports = Ports(
             kinesis=cast("Kinesis", kinesis),  # these fleets poll, so no operation of fan-out is called
             store=store,
@@ -197,7 +180,7 @@ class SimulatedWorker:
             app=AppRow(app=APP, app_id=f"{self._fleet.random.getrandbits(64):016x}", created_wall_ms=0),
             streams=(StreamName(STREAM),),
             start="trim_horizon",
-            profile=MemberProfile(worker_id=self.process.name, order=options.order),
+            profile=MemberProfile(worker_id=self.process.name, order=self._fleet.registered.options.order),
             timing=timing,
             pace=PaceLimits(),
             settings=ConsumerSettings(
@@ -207,16 +190,12 @@ class SimulatedWorker:
         )
 
     def _engine_mode(self) -> EngineMode:
-        batches = self._fleet.user_handler.batches
-        if batches is None:
-            return HandleRecords(HandlerCall(self._handler.handle, threads=1))
-        return HandleBatches(HandlerCall(self._handler.handle_batch, threads=1), batches)
+        batches = self._fleet.registered.batches
+        call = HandlerCall(self._handler.handle, threads=1)
+        return HandleRecords(call) if batches is None else HandleBatches(call, batches)
 
     def _handler_options(self) -> HandlerOptions:
-        options, given = self._fleet.options, self._fleet.user_handler
-        return HandlerOptions(
-            order=options.order, concurrency=options.concurrency, decode=given.decode, policy=given.policy
-        )
+        return self._fleet.registered.options
 
     def _on_event(self, event: Event) -> None:
         process, shard_id = self.process, event.shard_id

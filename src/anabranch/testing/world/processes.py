@@ -14,6 +14,7 @@ import contextvars
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
+from anabranch.testing.doubles import TimerClock
 from anabranch.testing.journal import CommitsBlocked, Fact, ProcessHalted
 from anabranch.testing.loop import SimulationLoop
 
@@ -134,7 +135,7 @@ class ProcessScheduler:
             self._loop.resume(handle)
 
 
-class SimulatedClock:
+class SimulatedClock(TimerClock):
     """A process's clocks: a monotonic clock, which may run fast or slow or stop, and the wall clock, which is right."""
 
     def __init__(self, loop: SimulationLoop, rate_ppm: int) -> None:
@@ -150,21 +151,6 @@ class SimulatedClock:
 
     def wall_ms(self) -> int:
         return _WALL_CLOCK_START_MS + int(self._loop.time() * 1000)
-
-    def is_before(self, at_ms: int, wall_ahead_ms_max: int) -> bool:
-        now_ms = self.now_ms()
-        return now_ms < at_ms and self.wall_ms() - now_ms <= wall_ahead_ms_max
-
-    async def sleep_until_ms(self, at_ms: int) -> None:
-        if at_ms <= self.now_ms():
-            await asyncio.sleep(0)
-            return
-        woken = self._loop.create_future()
-        timer = self.call_at_ms(at_ms, lambda: None if woken.done() else woken.set_result(None))
-        try:
-            await woken
-        finally:
-            timer.cancel()
 
     def call_at_ms(self, at_ms: int, callback: Callable[[], None]) -> "_ClockTimer":
         return _ClockTimer(self._loop, self, at_ms, callback)

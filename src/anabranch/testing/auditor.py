@@ -61,8 +61,6 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
 class _KeyAudit:
     """One partition key of one stream."""
 
-    __slots__ = ("fence_token", "highest_started", "is_finished", "last_started", "written")
-
     def __init__(self) -> None:
         self.fence_token = 0
         """The highest fence token seen, which is the current owner's."""

@@ -10,25 +10,14 @@ import pytest
 from anabranch import Retry, events
 from anabranch.errors import (
     ConsumerFailedError,
-    LeaseStoreError,
     ShardStoppedError,
     UsageError,
 )
 from anabranch.stores.memory import MemoryLeaseStore
+from memory_rows import AwayStore, DeafStore
 from patience import PATIENCE
 
-from stream_world import run, stream_world, until
-
-
-class AwayStore(MemoryLeaseStore):
-    """A store whose heartbeats can be made to fail."""
-
-    away = False
-
-    async def heartbeat(self, beat):
-        if self.away:
-            raise LeaseStoreError("away")
-        return await super().heartbeat(beat)
+from stream_world import kinds, run, stream_world, until
 
 
 @pytest.mark.parametrize("run_name", ["run", pytest.param("run_batches", marks=pytest.mark.long)])
@@ -282,14 +271,6 @@ def test_plain_functions_run_in_threads_and_do_not_block_the_loop():
     run(main)
 
 
-def put(world, *payloads):
-    """One record a payload, each with a key of its own; their sequence numbers."""
-    return [
-        world.call("PutRecord", PartitionKey=f"key-{number}", Data=data)["SequenceNumber"]
-        for number, data in enumerate(payloads)
-    ]
-
-
 def failing(record):
     raise LookupError(f"no customer {record.partition_key}")
 
@@ -297,7 +278,7 @@ def failing(record):
 def test_run_sync_raises_where_run_does(tmp_path):
     async def make():
         async with stream_world(1) as world:
-            put(world, b"1")
+            world.put_payloads(b"1")
 
             def work():
                 consumer = world.consumer(app="billing", leases="memory://", until="tip", on_failure=Retry(attempts=1))
@@ -423,17 +404,6 @@ def test_a_thread_that_overruns_its_timeout_is_reported_with_its_line_and_not_re
     run(main)
 
 
-class DeafStore(MemoryLeaseStore):
-    """A store that, from one moment on, answers no heartbeat."""
-
-    is_deaf = False
-
-    async def heartbeat(self, beat):
-        if self.is_deaf:
-            await asyncio.Event().wait()
-        return await super().heartbeat(beat)
-
-
 def test_a_thread_that_outlives_its_lease_is_reported_with_its_stack():
     async def main():
         async with stream_world(1) as world:
@@ -459,14 +429,10 @@ def test_a_thread_that_outlives_its_lease_is_reported_with_its_stack():
     run(main)
 
 
-def kinds(happened, kind):
-    return [event for event in happened if isinstance(event, kind)]
-
-
 def test_a_thread_logs_the_traceback_of_its_handler(caplog):
     async def main():
         async with stream_world(1) as world:
-            put(world, b"1")
+            world.put_payloads(b"1")
             happened = []
 
             consumer = world.consumer(

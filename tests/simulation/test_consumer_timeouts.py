@@ -6,7 +6,7 @@ import pytest
 
 from anabranch import Retry, events
 from anabranch.reasons import RecordInHandler
-from anabranch.stores.memory import MemoryLeaseStore
+from memory_rows import DeafStore
 
 from simulated_stream import run, stream_world, until
 
@@ -107,17 +107,6 @@ def test_a_record_that_is_handled_for_long_is_named_with_the_place_where_its_han
                 await asyncio.wait([running])
 
     run(main)
-
-
-class DeafStore(MemoryLeaseStore):
-    """A store that, from one moment on, answers no heartbeat."""
-
-    is_deaf = False
-
-    async def heartbeat(self, beat):
-        if self.is_deaf:
-            await asyncio.Event().wait()
-        return await super().heartbeat(beat)
 
 
 @pytest.mark.parametrize("way", ["in_the_loop", "the callers loop"])

@@ -957,27 +957,24 @@ def check_lease_store(
     `slow` is a context manager in which the storage answers no write; with it, deadlines are tested too. `snapshot` is
     a function that saves the storage and returns a function that restores it; with it, rollbacks are tested too.
     """
-    make_arena = partial(Arena, make_store, durable=durable, single_worker=single_worker, slow=slow, snapshot=snapshot)
     omitted = (*(() if durable else _DURABLE_CHECKS), *(_SEVERAL_WORKERS_CHECKS if single_worker else ()))
     checks = [check for check in _CHECKS if check not in omitted]
-    failures = [failure for check in checks if (failure := _failure(check, make_arena)) is not None]
+    failures: list[Exception] = []
+    for check in checks:
+        arena = Arena(make_store, durable=durable, single_worker=single_worker, slow=slow, snapshot=snapshot)
+        try:
+            asyncio.run(_run(check, arena))
+        except Exception as error:  # noqa: BLE001 -- all failures are reported at once
+            error.add_note(f"in the check {check.__name__.replace('_', ' ')!r}")
+            failures.append(error)
     if failures:
         raise ExceptionGroup(
             f"{len(failures)} of {len(checks)} rules of the lease store contract do not hold", failures
         )
 
 
-def _failure(check: Callable[[Arena], Awaitable[None]], make_arena: Callable[[], Arena]) -> Exception | None:
-    async def run() -> None:
-        arena = make_arena()
-        try:
-            await check(arena)
-        finally:
-            await arena.close()
-
+async def _run(check: Callable[[Arena], Awaitable[None]], arena: Arena) -> None:
     try:
-        asyncio.run(run())
-    except Exception as error:  # noqa: BLE001 -- the supervisor of the checks: all failures are reported at once
-        error.add_note(f"in the check {check.__name__.replace('_', ' ')!r}")
-        return error
-    return None
+        await check(arena)
+    finally:
+        await arena.close()

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from anabranch._core.leases.timing import LEASE_EXPIRY_MS_DEFAULT, LeaseTiming, lease_timing
-from anabranch._engine.fleet import HeartbeatSender
 from anabranch.budget import Budget
 from anabranch.dead_letters.redrive import RegisteredHandler
 from anabranch.testing.checkers import NoStandstill, all_checkers
@@ -187,9 +186,7 @@ class SimulatedFleet:
         self.stream = self.stream_class(self)
         self.rows = self.rows_class(self)
         self.workers: list[SimulatedWorker] = []
-        self._processes = ProcessScheduler(
-            self.loop, is_heartbeat=lambda coroutine: coroutine.cr_code is HeartbeatSender.run.__code__
-        )
+        self._processes = ProcessScheduler(self.loop)
         self._started = 0
         self._steps = 0
         self.loop.set_exception_handler(self._on_loop_error)

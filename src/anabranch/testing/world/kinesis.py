@@ -20,14 +20,12 @@ from anabranch.local.errors import LocalError
 from anabranch.local.service import LocalState
 from anabranch.testing import journal as facts
 from anabranch.testing.world.options import STREAM
-from anabranch.testing.world.processes import SimulatedProcess
+from anabranch.testing.world.processes import WALL_START_MS, SimulatedProcess
 
 if TYPE_CHECKING:
     from anabranch.testing.world.fleet import SimulatedFleet
 
 T = TypeVar("T")
-
-_WALL_MS = 1_700_000_000_000
 
 
 class SimulatedStream:
@@ -44,7 +42,7 @@ class SimulatedStream:
 
     def now_ms(self) -> int:
         """The service's clock."""
-        return _WALL_MS + int(self._loop.time() * 1000)
+        return WALL_START_MS + int(self._loop.time() * 1000)
 
     def journal_name(self, name: str) -> str:
         """The journal's name of a shard or partition key of the stream that there is now."""

@@ -14,6 +14,7 @@ import contextvars
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
+from anabranch._engine.fleet import HeartbeatSender
 from anabranch.testing.doubles import TimerClock
 from anabranch.testing.journal import CommitsBlocked, Fact, ProcessHalted
 from anabranch.testing.loop import SimulationLoop
@@ -26,7 +27,8 @@ ProcessPart = Literal["heartbeat", "main"]
 _CURRENT_PROCESS: contextvars.ContextVar[tuple["SimulatedProcess", ProcessPart] | None] = contextvars.ContextVar(
     "process", default=None
 )
-_WALL_CLOCK_START_MS = 1_700_000_000_000
+WALL_START_MS = 1_700_000_000_000
+"""The wall clock, in the moment in which a simulation starts."""
 
 
 class SimulatedProcess:
@@ -86,9 +88,8 @@ class SimulatedProcess:
 class ProcessScheduler:
     """Decides for the loop which callbacks run now."""
 
-    def __init__(self, loop: SimulationLoop, *, is_heartbeat: Callable[[Any], bool]) -> None:
+    def __init__(self, loop: SimulationLoop) -> None:
         self._loop = loop
-        self._is_heartbeat = is_heartbeat
         self._deferred: dict[tuple[SimulatedProcess, ProcessPart], list[asyncio.Handle]] = {}
         self._dead: list[asyncio.Handle] = []
         loop.gate = self._may_run
@@ -103,7 +104,7 @@ class ProcessScheduler:
     def _context_for(self, coroutine: Any) -> contextvars.Context | None:
         """Heartbeats have their own thread in a real process, so they have their own context here."""
         running = _CURRENT_PROCESS.get()
-        if running is None or not self._is_heartbeat(coroutine):
+        if running is None or coroutine.cr_code is not HeartbeatSender.run.__code__:
             return None
         context = contextvars.copy_context()
         context.run(_CURRENT_PROCESS.set, (running[0], "heartbeat"))
@@ -150,7 +151,7 @@ class SimulatedClock(TimerClock):
         return int((self._loop.time() - self._stopped_seconds) * 1000 * self._rate)
 
     def wall_ms(self) -> int:
-        return _WALL_CLOCK_START_MS + int(self._loop.time() * 1000)
+        return WALL_START_MS + int(self._loop.time() * 1000)
 
     def call_at_ms(self, at_ms: int, callback: Callable[[], None]) -> "_ClockTimer":
         return _ClockTimer(self._loop, self, at_ms, callback)

@@ -170,9 +170,11 @@ def _disturbances(faults: Iterable[Fault], script: tuple[tuple[float, ScriptActi
 
 
 def _violations(verdict: FleetVerdict, expected: Mapping[int, Outcome] | None) -> tuple[str, ...]:
-    """If a shard is expected to stop at a record, the records behind it may stay unfinished."""
+    """If a shard is expected to stop at a record, it and its descendants may keep unfinished records."""
     may_stop = expected is not None and "stops" in expected.values()
     found = [str(one) for one in verdict.violations if not (may_stop and one.promise == "no standstill")]
+    if may_stop and verdict.left:
+        found.append(f"{len(verdict.left)} records were never finished, the first is record {verdict.left[0]}")
     if expected is not None:
         for number in sorted({*expected, *verdict.outcomes}):
             wanted, was = expected.get(number, "handled"), verdict.outcomes.get(number, "handled")

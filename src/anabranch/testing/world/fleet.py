@@ -53,6 +53,8 @@ class FleetVerdict(msgspec.Struct, frozen=True, kw_only=True):
     skips: int
     outcomes: dict[int, Outcome]
     """Of each record that was not handled, by its number."""
+    left: tuple[int, ...]
+    """The numbers of the records that were never finished, in shards that neither are stopped nor descend from one."""
 
 
 class FaultSchedule:
@@ -255,6 +257,7 @@ class SimulatedFleet:
             letters=len(journal.letters),
             skips=len(journal.skips),
             outcomes=self._outcomes(),
+            left=self._left(),
         )
 
     async def _live(self) -> None:
@@ -285,7 +288,11 @@ class SimulatedFleet:
         return len(self.records) * _RECORD_SECONDS
 
     def _is_settled(self) -> bool:
-        return not next(one for one in self.journal.checkers if isinstance(one, NoStandstill)).unfinished_count
+        return not self._standstill.unfinished_count
+
+    @property
+    def _standstill(self) -> NoStandstill:
+        return next(one for one in self.journal.checkers if isinstance(one, NoStandstill))
 
     def _restart_ended(self) -> None:
         """Restarts every process that has ended, as a supervisor would."""
@@ -306,6 +313,18 @@ class SimulatedFleet:
             elif (record.shard_id, record.position) in stopped:
                 found[number] = "stops"
         return found
+
+    def _left(self) -> tuple[int, ...]:
+        blocked = {row.key.shard_id for row in self.rows.leases if row.stopped and not row.is_finished}
+        for shard_id, parents in self.stream.parents.items():
+            if not blocked.isdisjoint(parents):
+                blocked.add(shard_id)
+        unfinished = self._standstill.unfinished
+        return tuple(
+            number
+            for number, record in enumerate(self.stream.written)
+            if record.shard_id not in blocked and record.position in unfinished.get(record.shard_id, {})
+        )
 
 
 @contextmanager

@@ -34,8 +34,8 @@ class SimulatedStream:
         self._journal = fleet.journal
         self._random = fleet.random
         self.state = LocalState(entropy=fleet.random)
-        self._parents: dict[str, tuple[str, ...]] = {}
-        """The parents of every shard that ever existed, by its name in the journal."""
+        self.parents: dict[str, tuple[str, ...]] = {}
+        """The parents of every shard that ever existed, by its name in the journal, in the order of their creation."""
         self.written: list[facts.StreamRecord] = []
         """In the order of the writes."""
         self._first_count = 0
@@ -68,10 +68,10 @@ class SimulatedStream:
         shards = self._list()
         for shard in shards:
             name = self.journal_name(shard["ShardId"])
-            if name not in self._parents:
+            if name not in self.parents:
                 parents = [shard.get("ParentShardId"), shard.get("AdjacentParentShardId")]
-                self._parents[name] = tuple(self.journal_name(parent) for parent in parents if parent)
-                self._journal.tell(facts.ShardOpened(name, self._parents[name]))
+                self.parents[name] = tuple(self.journal_name(parent) for parent in parents if parent)
+                self._journal.tell(facts.ShardOpened(name, self.parents[name]))
         return shards
 
     # writing

@@ -129,7 +129,7 @@ class SimulatedViewer:
 
     def __init__(self, fleet):
         self._fleet = fleet
-        self._process = SimulatedProcess("viewer", fleet.loop, tell=fleet.journal.tell)
+        self._process = SimulatedProcess("viewer", fleet)
         self._last = None
         self._task = self._process.spawn(self._look(), "viewer")
 
@@ -179,7 +179,7 @@ class SimulatedOperator:
 
     def __init__(self, fleet):
         self._fleet = fleet
-        self._process = SimulatedProcess("operator", fleet.loop, tell=fleet.journal.tell)
+        self._process = SimulatedProcess("operator", fleet)
         self._task = self._process.spawn(self._work(), "operator")
 
     async def _work(self):

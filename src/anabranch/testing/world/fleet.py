@@ -217,20 +217,11 @@ class SimulatedFleet:
         error_ppm = int(options.clock_error * 1_000_000)
         process = SimulatedProcess(
             f"worker-{index}.{self._started}",
-            self.loop,
+            self,
             rate_ppm=self.random.randrange(-error_ppm, error_ppm + 1),
             clock_stops=options.clocks_stop,
-            tell=self.journal.tell,
         )
-        timing, budget = self._draw_timing(), self._make_budget()
-        return self.worker_class(
-            process,
-            self,
-            kinesis=self.kinesis_class(self, process, budget),
-            store=self.store_class(self, process, call_deadline_ms=timing.call_deadline_ms),
-            timing=timing,
-            budget=budget,
-        )
+        return self.worker_class(process, self, self._draw_timing(), self._make_budget())
 
     def _draw_timing(self) -> LeaseTiming:
         return lease_timing(LEASE_EXPIRY_MS_DEFAULT)

@@ -174,10 +174,8 @@ class SimulatedKinesis:
             except LocalError as error:
                 raise service_error(operation, AwsError(error.code, error.message), status=error.status) from error
 
-        def timeout_error() -> Exception:
-            return TransportError(f"{operation}: no answer")
-
-        return await self._network.call(self._process, "stream", refuse_or_perform, timeout_error)  # type: ignore[no-any-return]
+        no_answer = TransportError(f"{operation}: no answer")
+        return await self._network.call(self._process, "stream", refuse_or_perform, no_answer)  # type: ignore[no-any-return]
 
     def _refuse_sometimes(self, operation: str) -> None:
         if not self._network.is_calm and self._random.random() < self._options.throttled:

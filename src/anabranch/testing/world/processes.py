@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from anabranch._engine.fleet import HeartbeatSender
 from anabranch.testing.doubles import TimerClock
-from anabranch.testing.journal import CommitsBlocked, Fact, ProcessHalted
+from anabranch.testing.journal import CommitsBlocked, ProcessHalted
 from anabranch.testing.loop import SimulationLoop
 
 if TYPE_CHECKING:
@@ -32,28 +32,20 @@ WALL_START_MS = 1_700_000_000_000
 
 
 class SimulatedProcess:
-    def __init__(
-        self,
-        name: str,
-        loop: SimulationLoop,
-        *,
-        rate_ppm: int = 0,
-        clock_stops: bool = False,
-        tell: Callable[[Fact], None],
-    ) -> None:
+    def __init__(self, name: str, fleet: "SimulatedFleet", *, rate_ppm: int = 0, clock_stops: bool = False) -> None:
         self.name = name
         self.is_alive = True
         self.paused_until = 0.0
         self.stalled_until = 0.0
         self.cut_until: dict[str, float] = {}
         """By service (`store`, `stream`): until when no message passes between it and this process."""
-        self.clock = SimulatedClock(loop, rate_ppm)
+        self.clock = SimulatedClock(fleet.loop, rate_ppm)
         self.context = contextvars.Context()
         self.context.run(_CURRENT_PROCESS.set, (self, "main"))
-        self._loop = loop
+        self._loop = fleet.loop
         self._clock_stops = clock_stops
         """Whether its monotonic clock stops while it is paused, as on a suspended machine."""
-        self._tell = tell
+        self._tell = fleet.journal.tell
 
     def report_commits_blocked(self, seconds: float, *, since: float | None = None) -> None:
         """Tells the checkers that the process cannot commit for this long, from now or from `since`."""
@@ -196,15 +188,15 @@ class Network:
         process: SimulatedProcess,
         service: str,
         request: Callable[[], Any],
-        timeout_error: Callable[[], Exception],
+        timeout_error: Exception,
         on_trouble: Callable[[], None] = lambda: None,
     ) -> Any:
-        """Returns or raises what the service does. Raises `timeout_error()` after the client's timeout.
+        """Returns or raises what the service does. Raises `timeout_error` after the client's timeout.
 
         Calls `on_trouble` when the request or its answer is lost or late.
         """
         if self.is_closed:
-            raise timeout_error()
+            raise timeout_error
         answer: asyncio.Future[Any] = self._loop.create_future()
         if self._passes(process, service):
             self._later(self._delay(on_trouble), self._arrive, process, service, request, answer, on_trouble)
@@ -212,7 +204,7 @@ class Network:
                 self._later(self._delay() + self._random.random() * 5, self._arrive, process, service, request)
         else:
             on_trouble()
-        timer = self._loop.call_later(self._random.uniform(3, 8), self._time_out, answer, timeout_error)
+        timer = self._loop.call_later(self._random.uniform(3, 8), self._deliver, answer, None, timeout_error)
         try:
             return await answer
         finally:
@@ -248,10 +240,6 @@ class Network:
             answer.set_result(outcome)
         else:
             answer.set_exception(error)
-
-    def _time_out(self, answer: "asyncio.Future[Any]", timeout_error: Callable[[], Exception]) -> None:
-        if not answer.done():
-            answer.set_exception(timeout_error())
 
     def _later(self, delay: float, action: Callable[..., None], *arguments: Any) -> None:
         # Outside of any process: a message arrives even if its sender has died.

@@ -14,7 +14,7 @@ from anabranch._engine.consumer_run import ConsumerRun, EngineMode, HandleBatche
 from anabranch._engine.handler_calls import HandlerCall, HandlerOptions
 from anabranch._model.leases import AppRow
 from anabranch._model.streams import Position, StreamName
-from anabranch._ports import Kinesis, LeaseStore, Ports
+from anabranch._ports import Kinesis, Ports
 from anabranch.budget import Budget
 from anabranch.config import CheckpointSettings, ConsumerSettings, LeaseSettings
 from anabranch.errors import DeadLetterError, ShardStoppedError
@@ -23,7 +23,6 @@ from anabranch.letters import Letter
 from anabranch.policies import DeadLetter
 from anabranch.records import Batch, BatchFailure, Context, Record
 from anabranch.testing import journal as facts
-from anabranch.testing.world.kinesis import SimulatedKinesis
 from anabranch.testing.world.options import APP, STREAM
 from anabranch.testing.world.processes import SimulatedProcess
 
@@ -46,7 +45,7 @@ class SimulatedLetters:
 
     async def write(self, letter: Letter) -> None:
         await self._fleet.network.call(
-            self._process, "letters", lambda: self._keep(letter), lambda: DeadLetterError("no answer")
+            self._process, "letters", lambda: self._keep(letter), DeadLetterError("no answer")
         )
 
     def _keep(self, letter: Letter) -> None:
@@ -136,16 +135,7 @@ _STOP_SECONDS = 20.0
 
 
 class SimulatedWorker:
-    def __init__(
-        self,
-        process: SimulatedProcess,
-        fleet: "SimulatedFleet",
-        *,
-        kinesis: SimulatedKinesis,
-        store: LeaseStore,
-        timing: LeaseTiming,
-        budget: Budget,
-    ) -> None:
+    def __init__(self, process: SimulatedProcess, fleet: "SimulatedFleet", timing: LeaseTiming, budget: Budget) -> None:
         self.process = process
         self.is_stopping = False
         self._fleet = fleet
@@ -153,9 +143,10 @@ class SimulatedWorker:
         self._budget = budget
         self._handler = self._make_handler()
         writes_letters = isinstance(fleet.registered.options.policy.then, DeadLetter)
+        kinesis = fleet.kinesis_class(fleet, process, budget)
         ports = Ports(
             kinesis=cast("Kinesis", kinesis),  # these fleets poll, so no operation of fan-out is called
-            store=store,
+            store=fleet.store_class(fleet, process, call_deadline_ms=timing.call_deadline_ms),
             clock=process.clock,
             entropy=fleet.random,
             emit=self._on_event,

@@ -6,6 +6,7 @@ about how the engine works, so a mistake in the engine cannot also be in the che
 
 import hashlib
 from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -112,31 +113,28 @@ class OrderPerKey(facts.Checker):
 
     def __init__(self) -> None:
         super().__init__()
-        self._keys: dict[str, _KeyOrder] = {}
+        self._keys: defaultdict[str, _KeyOrder] = defaultdict(_KeyOrder)
 
     def tell(self, fact: facts.Fact) -> None:
         match fact:
             case facts.RecordWritten(record):
-                insort(self._key(record.partition_key).written, record.position)
+                insort(self._keys[record.partition_key].written, record.position)
             case facts.RecordExcused(record) | facts.LetterWritten(record=record) | facts.SkipReported(record=record):
-                self._key(record.partition_key).finish(record.position)
+                self._keys[record.partition_key].finish(record.position)
             case facts.CallStarted(call):
                 self._start(call)
             case facts.CallFinished(call):
                 self._end(call)
-                self._key(call.partition_key).finish(call.position)
+                self._keys[call.partition_key].finish(call.position)
             case facts.CallAbandoned(call):
                 self._end(call)
                 # The record is retried, and so are the records after it in its batch.
-                last = self._key(call.partition_key).last_started
+                last = self._keys[call.partition_key].last_started
                 if call.holding in last:
                     last[call.holding] = min(last[call.holding], call.position)
 
-    def _key(self, partition_key: str) -> _KeyOrder:
-        return self._keys.setdefault(partition_key, _KeyOrder())
-
     def _start(self, call: facts.RecordCall) -> None:
-        key, holding = self._key(call.partition_key), call.holding
+        key, holding = self._keys[call.partition_key], call.holding
         running = key.running.setdefault(holding, {})
         same_batch = {position: batch for position, batch in running.items() if batch and batch == call.batch}
         if (earlier := key.first_unfinished_before(call.position, same_batch)) is not None:
@@ -150,7 +148,7 @@ class OrderPerKey(facts.Checker):
         key.last_started[holding] = call.position
 
     def _end(self, call: facts.RecordCall) -> None:
-        self._key(call.partition_key).running.get(call.holding, {}).pop(call.position, None)
+        self._keys[call.partition_key].running.get(call.holding, {}).pop(call.position, None)
 
 
 class ParentsFirst(_UnfinishedRecords):

@@ -107,7 +107,7 @@ def simulate(
     expect: Mapping[int, Outcome] | None = None,
 ) -> SimulationReport:
     """Writes `records`, each a (partition key, data) pair, over `seconds` of virtual time while the faults strike. Then
-    every record must be handled within three virtual minutes.
+    every record must be handled within three virtual minutes, plus half a second for each record.
 
     `faults` strike again and again at times that the seed decides. `script` says what happens at which second, for
     example `[(5.0, "split"), (9.0, "crash")]`.

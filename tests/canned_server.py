@@ -6,6 +6,8 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
+from patience import PATIENCE
+
 Conversation = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
@@ -23,7 +25,7 @@ class CannedServer:
         return f"http://127.0.0.1:{self.port}"
 
     async def all_gone(self) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while self.open:
                 self._none_open.clear()
                 await self._none_open.wait()

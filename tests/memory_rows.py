@@ -1,6 +1,10 @@
-"""Changes the rows of a memory store directly, as a fault or another program would."""
+"""Faults of a memory store: rows that change as by a fault or another program, and calls that fail."""
+
+import asyncio
 
 from anabranch._model.leases import AppRow, LeaseRow
+from anabranch.errors import LeaseStoreError
+from anabranch.stores import MemoryLeaseStore
 from anabranch.stores.row_store import RowKey
 
 
@@ -34,3 +38,44 @@ def forget_last_lease(store):
     for rows in store.rows.places.values():
         for key in [key for key, row in rows.items() if isinstance(row, LeaseRow) and row.key == last]:
             del rows[key]
+
+
+class AwayStore(MemoryLeaseStore):
+    """A store whose heartbeats can be made to fail."""
+
+    away = False
+
+    async def heartbeat(self, beat):
+        if self.away:
+            raise LeaseStoreError("away")
+        return await super().heartbeat(beat)
+
+
+class DeafStore(MemoryLeaseStore):
+    """A store that, from one moment on, answers no heartbeat."""
+
+    is_deaf = False
+
+    async def heartbeat(self, beat):
+        if self.is_deaf:
+            await asyncio.Event().wait()
+        return await super().heartbeat(beat)
+
+
+class StoreThatFailsOverIn(MemoryLeaseStore):
+    """The call of that name gets an error, once; the calls after it reach another storage."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.storage, self.is_due, call = "first", False, getattr(self, name)
+
+        async def fail_over(*args, **options):
+            if self.is_due:
+                self.storage, self.is_due = "second", False
+                raise LeaseStoreError("the connection was lost")
+            return await call(*args, **options)
+
+        setattr(self, name, fail_over)
+
+    async def identity(self):
+        return self.storage

@@ -32,10 +32,10 @@ from anabranch.local.service import LocalState
 from anabranch.local.settings import LocalSettings
 from anabranch.testing import loop as simulation
 
-from stream_world import HALF, QUICK, StreamWorld, check_order, numbers
+from stream_world import HALF, QUICK, StreamWorld, check_order, kinds, numbers
 
 __all__ = [
-    "HALF", "QUICK", "block", "check_order", "now", "now_ms", "numbers", "run", "stream_world", "until",
+    "HALF", "QUICK", "block", "check_order", "kinds", "now", "now_ms", "numbers", "run", "stream_world", "until",
 ]  # fmt: skip
 
 _EPOCH_MS = 1_800_000_000_000

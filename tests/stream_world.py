@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from anabranch import Aws, Consumer, ConsumerSettings, LeaseSettings, PollingSettings
+from anabranch.events import Event
 from anabranch.local import LocalKinesis
 from anabranch.records import Record
 from patience import PATIENCE
@@ -36,6 +37,13 @@ class StreamWorld:
         for key in keys:
             self.call("PutRecord", PartitionKey=key, Data=str(self.put_count).encode())
             self.put_count += 1
+
+    def put_payloads(self, *payloads: bytes, key: str | None = None) -> list[str]:
+        """One record a payload, each with a key of its own or all with this one; their sequence numbers."""
+        return [
+            self.call("PutRecord", PartitionKey=key or f"key-{number}", Data=data)["SequenceNumber"]
+            for number, data in enumerate(payloads)
+        ]
 
     def shards(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.call("ListShards")["Shards"]
@@ -92,6 +100,11 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 def numbers(records: Iterable[Record[Any]]) -> list[int]:
     return [int(record.data) for record in records]
+
+
+def kinds(happened: Iterable[Event], *types: type[Event]) -> list[Any]:
+    """The events of these types."""
+    return [event for event in happened if isinstance(event, types)]
 
 
 def check_order(records: Iterable[Record[Any]]) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 
 from anabranch import events
+from anabranch.reasons import CallsOutliveHandOff
 from anabranch.stores.memory import MemoryLeaseStore
 
 from stream_world import QUICK, until
@@ -46,3 +47,36 @@ class TwoWorkers:
         await self.second.stop(deadline=1)
         await self.first.stop(deadline=1)
         await asyncio.gather(*self._tasks)
+
+
+def reason(consumer):
+    """Why the shard of this consumer that has unfinished records does not move."""
+    return next((shard.reason for shard in consumer.status().shards if shard.unfinished_count), None)
+
+
+class _Effects(list):
+    def __init__(self, effects):
+        super().__init__()
+        self._effects = effects
+
+    def append(self, record):
+        self._effects.append(("second", int(record.data)))
+
+
+async def check_forced_hand_off(world, handle, running, effects, go_on):
+    """The shard is given only after the call of its first record, which runs until `go_on`, has ended. `handle` adds
+    each record to `running` when its call starts, and ("first", number) to `effects` when it ends.
+    """
+    async with TwoWorkers(world, "force", handle) as workers:
+        workers.others = _Effects(effects)
+        await until(lambda: bool(running), "the first call")
+        await workers.join()
+        await until(lambda: bool(workers.said(events.HandOffForced)), "the word that it is forced")
+        await until(lambda: reason(workers.first) is not None, "a reason why it stands still")
+        assert isinstance(reason(workers.first), CallsOutliveHandOff)
+        for _ in range(3):
+            await asyncio.sleep(0.1)
+            assert not workers.said(events.LeaseGiven), "given while a call of it runs"
+        go_on.set()
+        await until(lambda: len(effects) == 3, "the rest, by the other worker")
+    assert effects == [("first", 0), ("second", 1), ("second", 2)]

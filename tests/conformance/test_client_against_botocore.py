@@ -25,6 +25,7 @@ from anabranch._wire.messages import PutRecordsEntry
 from anabranch.config import Aws
 from anabranch.errors import InvalidRequestError, StreamNotFoundError
 from anabranch.local import LocalKinesis
+from patience import PATIENCE
 from subscribed import subscribed
 
 ORDERS = parse_stream("orders")
@@ -95,7 +96,7 @@ async def shard_ids(client):
 
 
 async def active_consumer(client, arn, name):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while True:
             description = await client.describe_stream_consumer(arn, name)
             if description.status == "ACTIVE":

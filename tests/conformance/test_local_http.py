@@ -7,6 +7,7 @@ import pytest
 
 from anabranch.local.errors import LocalError
 from anabranch.local.http import check_signature_form, is_local_host
+from patience import PATIENCE
 
 AUTHORIZATION = (
     "AWS4-HMAC-SHA256 Credential=a/20261116/us-east-1/kinesis/aws4_request, SignedHeaders=host, Signature=00"
@@ -23,7 +24,7 @@ ADMIN = {"x-anabranch": "1"}
 
 @pytest.fixture
 def ask(plain_kinesis):
-    connection = http.client.HTTPConnection(plain_kinesis.endpoint_url.removeprefix("http://"), timeout=10)
+    connection = http.client.HTTPConnection(plain_kinesis.endpoint_url.removeprefix("http://"), timeout=PATIENCE)
 
     def call(method, path="/", body=None, headers=None):
         connection.request(method, path, body, headers or {})

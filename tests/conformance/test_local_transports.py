@@ -17,6 +17,7 @@ from botocore.config import Config
 
 from anabranch._wire.event_stream import MessageDecoder
 from anabranch.local import LocalKinesis, cbor
+from patience import PATIENCE
 
 SHARD_0 = "shardId-000000000000"
 AUTHORIZATION = (
@@ -92,7 +93,7 @@ class CborClient:
     """Writes maps and arrays of indefinite length, as Java's Jackson does."""
 
     def __init__(self, endpoint_url):
-        self._connection = http.client.HTTPConnection(endpoint_url.removeprefix("http://"), timeout=10)
+        self._connection = http.client.HTTPConnection(endpoint_url.removeprefix("http://"), timeout=PATIENCE)
 
     def call(self, operation, body):
         self._connection.request("POST", "/", body, headers_of(operation, "application/x-amz-cbor-1.1"))

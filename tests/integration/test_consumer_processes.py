@@ -302,18 +302,10 @@ def test_a_signal_ends_a_process_whose_call_never_ends(kind):
     assert not any(word in ended.stderr for word in ("Traceback", "ignored", "destroyed"))
 
 
-def put(world, *payloads):
-    """One record a payload, each with a key of its own; their sequence numbers."""
-    return [
-        world.call("PutRecord", PartitionKey=f"key-{number}", Data=data)["SequenceNumber"]
-        for number, data in enumerate(payloads)
-    ]
-
-
 def test_a_process_logs_the_traceback_of_its_handler(caplog):
     async def main():
         async with stream_world(1) as world:
-            put(world, b"1")
+            world.put_payloads(b"1")
             consumer = world.consumer(app="billing", leases="memory://", until="tip", on_failure=Retry(attempts=1))
             with pytest.raises(ShardStoppedError):
                 await consumer.run(failing, processes=1)

@@ -1,20 +1,18 @@
 """A consumer over real sockets and a SQLite file: one test for each way in which these differ from a simulation."""
 
-import asyncio
 import logging
 import threading
 
 import pytest
 
 import anabranch
-from anabranch import Retry, events
+from anabranch import Retry
 from anabranch.errors import ShardStoppedError
-from anabranch.reasons import CallsOutliveHandOff
 from anabranch.records import Record
 from patience import PATIENCE
-from two_workers import TwoWorkers
+from two_workers import check_forced_hand_off
 
-from stream_world import check_order, numbers, run, stream_world, until
+from stream_world import check_order, numbers, run, stream_world
 
 KEYS = [f"user-{i}" for i in range(12)]
 
@@ -76,31 +74,6 @@ def test_a_forced_hand_off_waits_for_a_call_that_cannot_be_cancelled():
                 go_on.wait(PATIENCE)
                 effects.append(("first", int(record.data)))
 
-            async with TwoWorkers(world, "force", handle) as workers:
-                workers.others = _Effects(effects)
-                await until(lambda: bool(running), "the first call")
-                await workers.join()
-                await until(lambda: bool(workers.said(events.HandOffForced)), "the word that it is forced")
-                await until(lambda: _reason(workers.first) is not None, "a reason why it stands still")
-                assert isinstance(_reason(workers.first), CallsOutliveHandOff)
-                for _ in range(3):
-                    await asyncio.sleep(0.1)
-                    assert not workers.said(events.LeaseGiven), "given while a call of it runs"
-                go_on.set()
-                await until(lambda: len(effects) == 3, "the rest, by the other worker")
-            assert effects == [("first", 0), ("second", 1), ("second", 2)]
+            await check_forced_hand_off(world, handle, running, effects, go_on)
 
     run(main)
-
-
-class _Effects(list):
-    def __init__(self, effects):
-        super().__init__()
-        self._effects = effects
-
-    def append(self, record):
-        self._effects.append(("second", int(record.data)))
-
-
-def _reason(consumer):
-    return next((shard.reason for shard in consumer.status().shards if shard.unfinished_count), None)

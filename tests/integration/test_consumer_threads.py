@@ -9,26 +9,15 @@ import pytest
 
 from anabranch import Retry, events
 from anabranch.errors import (
-    ConsumerFailedError,
-    LeaseStoreError,
     ShardStoppedError,
     UsageError,
 )
 from anabranch.stores.memory import MemoryLeaseStore
+from memory_rows import AwayStore
 from patience import PATIENCE
+from stubborn_calls import check_failure, check_overrun, check_stop, check_zombie
 
-from stream_world import run, stream_world, until
-
-
-class AwayStore(MemoryLeaseStore):
-    """A store whose heartbeats can be made to fail."""
-
-    away = False
-
-    async def heartbeat(self, beat):
-        if self.away:
-            raise LeaseStoreError("away")
-        return await super().heartbeat(beat)
+from stream_world import kinds, run, stream_world, until
 
 
 @pytest.mark.parametrize("run_name", ["run", pytest.param("run_batches", marks=pytest.mark.long)])
@@ -269,7 +258,7 @@ def test_plain_functions_run_in_threads_and_do_not_block_the_loop():
     async def main():
         async with stream_world(4) as world:
             world.put(KEYS)
-            together, main_thread = threading.Barrier(2, timeout=5), threading.get_ident()
+            together, main_thread = threading.Barrier(2, timeout=PATIENCE), threading.get_ident()
 
             def handle(record):
                 assert threading.get_ident() != main_thread
@@ -282,14 +271,6 @@ def test_plain_functions_run_in_threads_and_do_not_block_the_loop():
     run(main)
 
 
-def put(world, *payloads):
-    """One record a payload, each with a key of its own; their sequence numbers."""
-    return [
-        world.call("PutRecord", PartitionKey=f"key-{number}", Data=data)["SequenceNumber"]
-        for number, data in enumerate(payloads)
-    ]
-
-
 def failing(record):
     raise LookupError(f"no customer {record.partition_key}")
 
@@ -297,7 +278,7 @@ def failing(record):
 def test_run_sync_raises_where_run_does(tmp_path):
     async def make():
         async with stream_world(1) as world:
-            put(world, b"1")
+            world.put_payloads(b"1")
 
             def work():
                 consumer = world.consumer(app="billing", leases="memory://", until="tip", on_failure=Retry(attempts=1))
@@ -311,41 +292,14 @@ def test_run_sync_raises_where_run_does(tmp_path):
     run(make)
 
 
-class Deaf:
-    """A handler whose calls ignore cancellation until the test releases them."""
-
-    def __init__(self):
-        self.started = self.ended = 0
-        self.let_go = threading.Event()
-
-    def in_a_thread(self, item):
-        self.started += 1
-        self.let_go.wait(PATIENCE)
-        self.ended += 1
+def run_in_threads(consumer, handle):
+    return consumer.run(handle, handle_signals=False)
 
 
 def test_a_stop_waits_no_longer_for_a_thread_that_does_not_end_and_names_it():
     async def main():
         async with stream_world(1) as world:
-            world.put(["a"])
-            handler, happened = Deaf(), []
-            consumer = world.consumer(app="billing", leases="memory://", on_event=happened.append)
-            running = asyncio.create_task(consumer.run(handler.in_a_thread, handle_signals=False))
-            await until(lambda: handler.started == 1, "the call")
-            try:
-                report = await consumer.stop(deadline=0.1)
-                assert await running == report
-                assert handler.ended == 0
-                assert len(report.leftovers) == 1
-                assert report.committed
-                assert report.released
-                (told,) = [event for event in happened if isinstance(event, events.ZombieCall)]
-                assert "in_a_thread" in told.stack
-                assert not any("runner" in task.get_name() for task in asyncio.all_tasks())
-            finally:
-                handler.let_go.set()
-            await until(lambda: handler.ended == 1, "the end of the call")
-            assert handler.started == 1
+            await check_stop(world, "in_a_thread", run_in_threads)
 
     run(main)
 
@@ -353,120 +307,31 @@ def test_a_stop_waits_no_longer_for_a_thread_that_does_not_end_and_names_it():
 def test_a_consumer_that_fails_says_so_whatever_its_threads_do():
     async def main():
         async with stream_world(1) as world:
-            world.put(["a"])
-            handler, happened = Deaf(), []
-            consumer = world.consumer(app="billing", leases="memory://", on_event=happened.append)
-            running = asyncio.create_task(consumer.run(handler.in_a_thread, handle_signals=False))
-            await until(lambda: handler.started == 1, "the call")
-            consumer._consumer_run.scheduler.call_at(0, {}.popitem)
-            try:
-                with pytest.raises(ConsumerFailedError, match="KeyError"):
-                    await running
-                assert handler.ended == 0
-                assert any(isinstance(event, events.ZombieCall) for event in happened)
-            finally:
-                handler.let_go.set()
-            await until(lambda: handler.ended == 1, "the end of the call")
+            await check_failure(world, "in_a_thread", run_in_threads)
 
     run(main)
-
-
-class Unheeding:
-    """A handler whose first call ignores its cancellation until the test releases it."""
-
-    def __init__(self):
-        self.running = self.most_running = self.calls = 0
-        self.let_go = threading.Event()
-
-    def enter(self):
-        self.calls += 1
-        self.running += 1
-        self.most_running = max(self.most_running, self.running)
-
-    def in_a_thread(self, item):
-        self.enter()
-        try:
-            if self.calls == 1:
-                self.let_go.wait(PATIENCE)
-        finally:
-            self.running -= 1
 
 
 def test_a_thread_that_overruns_its_timeout_is_reported_with_its_line_and_not_retried_meanwhile():
     async def main():
         async with stream_world(1) as world:
-            world.put("a")
-            handler, happened = Unheeding(), []
-            consumer = world.consumer(
-                app="billing",
-                leases="memory://",
-                on_failure=Retry(attempts=3, backoff=0.01, timeout=0.1),
-                on_event=happened.append,
-            )
-            running = asyncio.create_task(consumer.run(handler.in_a_thread, handle_signals=False))
-
-            def reasons():
-                return [event.reason for event in happened if isinstance(event, events.ShardStalled)]
-
-            await until(reasons, "the reason")
-            assert reasons()[0].timeout == 0.1
-            assert "in_a_thread (test_consumer_threads.py:" in reasons()[0].at
-            assert handler.calls == 1
-            handler.let_go.set()
-            await until(
-                lambda: handler.running == 0 and consumer.status().shards[0].counters.handled_count == 1, "the end"
-            )
-            assert handler.most_running == 1
-            await consumer.stop()
-            await running
+            await check_overrun(world, "in_a_thread")
 
     run(main)
-
-
-class DeafStore(MemoryLeaseStore):
-    """A store that, from one moment on, answers no heartbeat."""
-
-    is_deaf = False
-
-    async def heartbeat(self, beat):
-        if self.is_deaf:
-            await asyncio.Event().wait()
-        return await super().heartbeat(beat)
 
 
 def test_a_thread_that_outlives_its_lease_is_reported_with_its_stack():
     async def main():
         async with stream_world(1) as world:
-            world.put("a")
-            store, handler, happened = DeafStore(), Unheeding(), []
-            consumer = world.consumer(app="billing", leases=store, on_event=happened.append)
-            running = asyncio.create_task(consumer.run(handler.in_a_thread, handle_signals=False))
-            await until(lambda: handler.running == 1, "the call")
-            store.is_deaf = True
-
-            def zombies():
-                return [event for event in happened if isinstance(event, events.ZombieCall)]
-
-            await until(zombies, "the zombie")
-            assert "in_a_thread" in zombies()[0].stack
-            assert "is at:" in str(zombies()[0])
-            assert "_engine" not in zombies()[0].stack.partition("in_")[0]
-            store.is_deaf = False
-            handler.let_go.set()
-            await consumer.stop(deadline=1.0)
-            await running
+            await check_zombie(world, "in_a_thread", run_in_threads)
 
     run(main)
-
-
-def kinds(happened, kind):
-    return [event for event in happened if isinstance(event, kind)]
 
 
 def test_a_thread_logs_the_traceback_of_its_handler(caplog):
     async def main():
         async with stream_world(1) as world:
-            put(world, b"1")
+            world.put_payloads(b"1")
             happened = []
 
             consumer = world.consumer(

@@ -5,9 +5,11 @@ import asyncio
 import pytest
 
 from anabranch import ConsumerSettings, FanOutSettings
+from anabranch.events import FanOutFellBack
+from anabranch.local.state.subscription import Subscription
 from anabranch.stores.memory import MemoryLeaseStore
 
-from stream_world import QUICK, check_order, numbers, run, stream_world, until
+from stream_world import QUICK, check_order, kinds, numbers, run, stream_world, until
 
 KEYS = [f"user-{i}" for i in range(40)]
 TRANSPORTS = pytest.mark.parametrize("tls", [pytest.param(False, marks=pytest.mark.long), True], ids=["http1", "http2"])
@@ -82,10 +84,12 @@ def _active(consumer):
 @TRANSPORTS
 def test_a_hand_off_closes_the_subscription_so_that_the_next_owner_gets_it(tls, monkeypatch):
     async def main():
-        async with stream_world(2, tls=tls) as world:
+        # A subscription can be replaced after 50 ms instead of 5 s.
+        async with stream_world(2, tls=tls, time_scale=0.01) as world:
             if tls:
                 monkeypatch.setenv("AWS_CA_BUNDLE", str(world.kinesis.certificate_path))
-            store, seen = MemoryLeaseStore(), []
+            store, seen, happened, taken_over = MemoryLeaseStore(), [], [], []
+            monkeypatch.setattr(Subscription, "end", lambda *_: taken_over.append("by the next owner"))
             settings = ConsumerSettings(
                 leases=QUICK.leases, polling=QUICK.polling, fanout=FanOutSettings(consumer_name="billing")
             )
@@ -96,7 +100,7 @@ def test_a_hand_off_closes_the_subscription_so_that_the_next_owner_gets_it(tls, 
             first = fanout(world, store, settings=settings)
             one = asyncio.create_task(first.run(handle))
             await until(lambda: _active(first) == 2, "two subscriptions")
-            second = fanout(world, store, settings=settings)
+            second = fanout(world, store, settings=settings, on_event=happened.append)
             two = asyncio.create_task(second.run(handle))
             await until(lambda: (_active(first), _active(second)) == (1, 1), "one subscription each")
             world.put(KEYS)
@@ -105,5 +109,7 @@ def test_a_hand_off_closes_the_subscription_so_that_the_next_owner_gets_it(tls, 
             await second.stop()
             await asyncio.gather(one, two)
             check_order(seen)
+            assert not taken_over
+            assert not kinds(happened, FanOutFellBack)
 
     run(main)

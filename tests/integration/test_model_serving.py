@@ -137,6 +137,43 @@ def test_the_readme_has_the_cost_table_of_the_recorded_counts(example):
     assert cost.table(cost.COUNTED) in (EXAMPLE / "README.md").read_text()
 
 
+def test_a_program_that_the_run_killed_is_not_taken_for_one_that_ended_by_itself(example, monkeypatch, tmp_path):
+    stage = example("stage")
+    monkeypatch.setattr(stage, "PROGRAMS", {"service": ["sleep", "60"], "short": ["sh", "-c", "exit 3"]})
+
+    async def watch(programs) -> None:
+        while True:  # in every turn of the event loop
+            programs.check()
+            await asyncio.sleep(0)
+
+    async def interrupt(call) -> None:
+        """As the end of a run does."""
+        task = asyncio.create_task(call)
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled()
+
+    async def main() -> None:
+        programs = stage.Stage(tmp_path)
+        watching = asyncio.create_task(watch(programs))
+        await programs.start("service")
+        for _ in range(5):
+            await programs.kill("service")
+            await programs.start("service")
+        await interrupt(programs.kill("service"))
+        await interrupt(programs.start("service"))
+        assert programs.killed == ["service"]
+        await programs.start("service")
+        assert not watching.done()
+        await programs.start("short")
+        with pytest.raises(RuntimeError, match="short ended with 3"):
+            await watching
+        await programs.stop()
+
+    asyncio.run(main())
+
+
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("options", [(), ("--chaos", "1")], ids=["with trouble", "with random kills"])
 def test_every_hand_has_a_letter_or_is_in_the_dead_letters(example, options):

@@ -76,7 +76,7 @@ class Fleet:
 
 
 def served(port):
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/status.json", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/status.json", timeout=PATIENCE) as answer:
         return json.load(answer)[0]["status"]["shards"]
 
 

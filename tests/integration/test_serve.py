@@ -73,7 +73,7 @@ def read_all(kinesis, stream="orders"):
 def test_it_says_when_it_is_ready_and_stops_cleanly(number):
     with serving("--create", "orders:4", "--create", "returns", "--region", "eu-west-1") as process:
         assert process.ready[2:] == ["region", "eu-west-1"]
-        with urllib.request.urlopen(f"{process.url}/health", timeout=5) as response:
+        with urllib.request.urlopen(f"{process.url}/health", timeout=PATIENCE) as response:
             assert json.load(response)["status"] == "ok"
         kinesis = client(process.url)
         assert kinesis.list_streams()["StreamNames"] == ["orders", "returns"]
@@ -256,7 +256,7 @@ def test_streams_consumers_and_closed_shards_come_back(tmp_path):
         assert kinesis.list_stream_consumers(StreamARN=arn)["Consumers"] == consumers
         assert kinesis.list_tags_for_stream(StreamName="orders")["Tags"] == [{"Key": "team", "Value": "shop"}]
         reset = urllib.request.Request(f"{process.url}/_local/reset", headers={"x-anabranch": "1"}, method="POST")
-        with urllib.request.urlopen(reset, timeout=5):
+        with urllib.request.urlopen(reset, timeout=PATIENCE):
             pass
         assert read_all(kinesis) == []
         process.kill()

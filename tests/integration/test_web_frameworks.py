@@ -26,7 +26,7 @@ SAMPLES = dict(re.findall(r"```python\n# file: (\w+)\.py\n(.*?)```", PAGE.read_t
 def get(url, data=None):
     """Status and body; None while nobody listens."""
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, data=data), timeout=10) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, data=data), timeout=PATIENCE) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()

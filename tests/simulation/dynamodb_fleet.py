@@ -125,7 +125,7 @@ class SimulatedDynamoDbClient:
             return perform()
 
         return await self._network.call(
-            self._process, "store", request, lambda: TransportError("no answer in time"), on_trouble
+            self._process, "store", request, TransportError("no answer in time"), on_trouble
         )
 
     def _report_blocked_commits(self) -> None:

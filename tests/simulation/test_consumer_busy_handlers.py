@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from anabranch import Retry
-from anabranch.errors import LeaseStoreError
 from anabranch.stores.memory import MemoryLeaseStore
+from memory_rows import AwayStore
 
 from simulated_stream import block, check_order, numbers, run, stream_world, until
 
@@ -58,14 +58,6 @@ def test_a_handler_that_waits_now_and_then_is_called_once_for_each_record(order)
 
 @ORDERS
 def test_no_record_is_started_after_the_fence_also_where_no_call_waits(order):
-    class AwayStore(MemoryLeaseStore):
-        away = False
-
-        async def heartbeat(self, beat):
-            if self.away:
-                raise LeaseStoreError("away")
-            return await super().heartbeat(beat)
-
     async def main():
         async with stream_world(1) as world:
             world.put("abcabcabca")

@@ -10,21 +10,10 @@ from anabranch import Application, DeadLetter, Retry, events
 from anabranch.errors import DeadLetterError, UsageError
 from anabranch.stores.memory import MemoryLeaseStore
 
-from simulated_stream import run, stream_world, until
+from simulated_stream import kinds, run, stream_world, until
 
 SHARD = "shardId-000000000000"
 EVERY_HANDLER = pytest.mark.parametrize("way", ["run", "run_batches", "key", "none"])
-
-
-def put(world, *payloads):
-    return [
-        world.call("PutRecord", PartitionKey=f"key-{number}", Data=data)["SequenceNumber"]
-        for number, data in enumerate(payloads)
-    ]
-
-
-def kinds(happened, kind):
-    return [event for event in happened if isinstance(event, kind)]
 
 
 class Fleet:
@@ -76,7 +65,7 @@ class Fleet:
 def test_a_stopped_record_is_skipped_by_its_owner_within_two_seconds(way):
     async def main():
         async with stream_world(1) as world:
-            places, store = put(world, b"1", b"poison", b"3"), MemoryLeaseStore()
+            places, store = world.put_payloads(b"1", b"poison", b"3"), MemoryLeaseStore()
             async with Fleet(world, way, store) as fleet:
                 await fleet.stopped()
                 began = asyncio.get_running_loop().time()
@@ -108,7 +97,7 @@ def test_a_stopped_record_is_skipped_by_its_owner_within_two_seconds(way):
 def test_a_stopped_shard_is_resumed_and_its_record_tried_once_more(way):
     async def main():
         async with stream_world(1) as world:
-            put(world, b"1", b"poison", b"3")
+            world.put_payloads(b"1", b"poison", b"3")
             store = MemoryLeaseStore()
             async with Fleet(world, way, store) as fleet, fleet.stopped_application(store) as application:
                 calls = fleet.calls.count(b"poison")
@@ -128,7 +117,7 @@ def test_a_stopped_shard_is_resumed_and_its_record_tried_once_more(way):
 def test_a_resume_that_comes_late_does_not_apply_to_a_later_stop():
     async def main():
         async with stream_world(1) as world:
-            put(world, b"poison")
+            world.put_payloads(b"poison")
             store = MemoryLeaseStore()
             async with Fleet(world, "run", store) as fleet, fleet.stopped_application(store) as application:
                 fleet.happened.clear()
@@ -149,7 +138,7 @@ def test_a_resume_that_comes_late_does_not_apply_to_a_later_stop():
 def test_a_record_that_waits_for_a_retry_can_be_skipped(way):
     async def main():
         async with stream_world(1) as world:
-            places, store = put(world, b"1", b"poison", b"3"), MemoryLeaseStore()
+            places, store = world.put_payloads(b"1", b"poison", b"3"), MemoryLeaseStore()
             policy = Retry(attempts=1000, backoff=60, backoff_max=600)
             async with Fleet(world, way, store, on_failure=policy) as fleet:
                 await until(
@@ -171,7 +160,7 @@ def test_a_letter_that_its_destination_does_not_accept_can_be_skipped():
 
     async def main():
         async with stream_world(1) as world:
-            places, store = put(world, b"1", b"poison", b"3"), MemoryLeaseStore()
+            places, store = world.put_payloads(b"1", b"poison", b"3"), MemoryLeaseStore()
             policy = Retry(attempts=1, then=DeadLetter(refuse))
             async with Fleet(world, "run", store, on_failure=policy) as fleet:
                 await until(lambda: kinds(fleet.happened, events.ShardStalled), "the reason")
@@ -186,7 +175,7 @@ def test_a_letter_that_its_destination_does_not_accept_can_be_skipped():
 def test_what_cannot_be_done_is_refused_with_the_reason():
     async def main():
         async with stream_world(1) as world:
-            places, store = put(world, b"1", b"poison", b"3"), MemoryLeaseStore()
+            places, store = world.put_payloads(b"1", b"poison", b"3"), MemoryLeaseStore()
             async with Fleet(world, "run", store) as fleet, fleet.stopped_application(store) as application:
                 later = await application.skip(SHARD, places[2])
                 assert later.state == "refused"
@@ -210,7 +199,7 @@ def test_what_cannot_be_done_is_refused_with_the_reason():
 def test_an_owner_that_took_a_stopped_shard_over_applies_commands_too():
     async def main():
         async with stream_world(1) as world:
-            places, store = put(world, b"1", b"poison", b"3"), MemoryLeaseStore()
+            places, store = world.put_payloads(b"1", b"poison", b"3"), MemoryLeaseStore()
             workers = Fleet(world, "run", store), Fleet(world, "run", store)
             async with workers[0], workers[1]:  # both start before the stop: the second does not try the record
                 await until(lambda: [one for one in workers if kinds(one.happened, events.ShardStopped)], "the stop")

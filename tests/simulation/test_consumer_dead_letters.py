@@ -9,19 +9,11 @@ from anabranch import DeadLetter, Retry, Skip, events, reasons
 from anabranch.errors import ConfigurationError, DeadLetterError, ShardStoppedError
 from anabranch.stores.memory import MemoryLeaseStore
 
-from simulated_stream import QUICK, run, stream_world, until
+from simulated_stream import QUICK, kinds, run, stream_world, until
 
 WAYS = ["records", "by hand", "batches", "run", "run_batches", "key", "none"]
 EVERY_WAY = pytest.mark.parametrize("way", WAYS)
 EVERY_HANDLER = pytest.mark.parametrize("way", ["run", "run_batches", "key", "none"])
-
-
-def put(world, *payloads, key=None):
-    """One record a payload, each with a key of its own; their sequence numbers."""
-    return [
-        world.call("PutRecord", PartitionKey=key or f"key-{number}", Data=data)["SequenceNumber"]
-        for number, data in enumerate(payloads)
-    ]
 
 
 async def consume(world, way, take, **options):
@@ -65,10 +57,6 @@ class Letters:
         self.written.append(letter)
 
 
-def kinds(happened, kind):
-    return [event for event in happened if isinstance(event, kind)]
-
-
 def refuse(*payloads):
     taken = []
 
@@ -85,7 +73,7 @@ def refuse(*payloads):
 def test_a_record_that_keeps_failing_is_passed_and_all_others_are_handled(way, then):
     async def main():
         async with stream_world(1) as world:
-            places = put(world, b"1", b"2", b"poison", b"4", b"5")
+            places = world.put_payloads(b"1", b"2", b"poison", b"4", b"5")
             letters, happened, (take, taken) = Letters(), [], refuse(b"poison")
             report = await consume(
                 world, way, take, leases="memory://", on_event=happened.append,
@@ -115,7 +103,7 @@ def test_a_record_that_keeps_failing_is_passed_and_all_others_are_handled(way, t
 def test_a_letter_says_when_each_call_started(way):
     async def main():
         async with stream_world(1) as world:
-            put(world, b"poison")
+            world.put_payloads(b"poison")
             letters, began = Letters(), []
 
             async def fail_slowly(item):
@@ -142,7 +130,7 @@ def test_a_letter_says_when_each_call_started(way):
 def test_a_payload_that_does_not_decode_follows_the_same_policy_at_once(way, then):
     async def main():
         async with stream_world(1) as world:
-            put(world, b"1", b"oops", b"3", b"oops", b"oops", b"6")
+            world.put_payloads(b"1", b"oops", b"3", b"oops", b"oops", b"6")
             letters, happened, taken = Letters(), [], []
             await consume(
                 world, way, lambda record: taken.append(record.value), leases="memory://", decode=int,
@@ -165,7 +153,7 @@ def test_a_payload_that_does_not_decode_follows_the_same_policy_at_once(way, the
 def test_a_destination_that_is_down_is_the_reason_and_nothing_is_lost(way):
     async def main():
         async with stream_world(1) as world:
-            (place, *_) = put(world, b"poison", b"2", b"3")
+            (place, *_) = world.put_payloads(b"poison", b"2", b"3")
             letters, happened, (take, taken) = Letters(), [], refuse(b"poison")
             letters.fails = True
             async with world.consumer(
@@ -202,7 +190,7 @@ def test_a_destination_that_is_down_is_the_reason_and_nothing_is_lost(way):
 def test_an_outage_is_not_poison(way, then):
     async def main():
         async with stream_world(1) as world:
-            put(world, *(str(number).encode() for number in range(60)))
+            world.put_payloads(*(str(number).encode() for number in range(60)))
             letters, store, taken = Letters(), MemoryLeaseStore(), []
 
             def take(record):
@@ -229,7 +217,7 @@ def test_an_outage_is_not_poison(way, then):
 def test_more_letters_in_a_minute_than_allowed_look_like_an_outage():
     async def main():
         async with stream_world(1) as world:
-            put(world, *(b"poison" if number % 2 else b"fine" for number in range(20)))
+            world.put_payloads(*(b"poison" if number % 2 else b"fine" for number in range(20)))
             letters, (take, taken) = Letters(), refuse(b"poison")
             policy = Retry(attempts=1, then=DeadLetter(letters, per_minute=5))
             with pytest.raises(ShardStoppedError, match="5 failed in a minute"):
@@ -243,7 +231,7 @@ def test_more_letters_in_a_minute_than_allowed_look_like_an_outage():
 def test_errors_to_give_up_on_are_not_retried():
     async def main():
         async with stream_world(1) as world:
-            put(world, b"1", b"poison", b"3")
+            world.put_payloads(b"1", b"poison", b"3")
             happened, (take, taken) = [], refuse(b"poison")
             await consume(
                 world, "run", take, leases="memory://", on_event=happened.append,
@@ -258,7 +246,7 @@ def test_errors_to_give_up_on_are_not_retried():
 def test_a_batch_with_an_error_to_give_up_on_is_halved_at_once():
     async def main():
         async with stream_world(1) as world:
-            put(world, b"1", b"poison", b"3", b"4")
+            world.put_payloads(b"1", b"poison", b"3", b"4")
             happened, (take, taken) = [], refuse(b"poison")
             await consume(
                 world, "run_batches", take, leases="memory://", on_event=happened.append,
@@ -273,7 +261,7 @@ def test_a_batch_with_an_error_to_give_up_on_is_halved_at_once():
 def test_a_record_that_is_too_old_by_the_services_clock_is_not_retried():
     async def main():
         async with stream_world(1) as world:
-            put(world, b"poison", b"2")
+            world.put_payloads(b"poison", b"2")
             happened, (take, taken) = [], refuse(b"poison")
             await consume(
                 world, "run", take, leases="memory://", on_event=happened.append,
@@ -290,8 +278,8 @@ def test_a_record_that_is_too_old_by_the_services_clock_is_not_retried():
 def test_the_records_behind_a_letter_wait_for_it_within_their_key_only():
     async def main():
         async with stream_world(1) as world:
-            put(world, b"poison", b"a2", key="a")
-            put(world, b"b1", b"b2", key="b")
+            world.put_payloads(b"poison", b"a2", key="a")
+            world.put_payloads(b"b1", b"b2", key="b")
             letters, (take, taken) = Letters(), refuse(b"poison")
 
             async def slow(letter):
@@ -337,7 +325,7 @@ async def leave_a_letter_unwritten(world, way, store, *, letters=None):
 def test_the_next_owner_writes_the_letter_and_does_not_call_the_handler(way, then_way):
     async def main():
         async with stream_world(1) as world:
-            places, store, letters = put(world, b"1", b"poison", b"3"), MemoryLeaseStore(), Letters()
+            places, store, letters = world.put_payloads(b"1", b"poison", b"3"), MemoryLeaseStore(), Letters()
             taken = await leave_a_letter_unwritten(world, way, store)
             taken_later = []
             await consume(
@@ -362,12 +350,12 @@ def test_the_next_owner_writes_the_letter_and_does_not_call_the_handler(way, the
 def test_a_letter_is_written_without_the_record_if_that_was_trimmed(way, shard_is_gone):
     async def main():
         async with stream_world(1) as world:
-            places, store, letters = put(world, b"1", b"poison", b"3"), MemoryLeaseStore(), Letters()
+            places, store, letters = world.put_payloads(b"1", b"poison", b"3"), MemoryLeaseStore(), Letters()
             await leave_a_letter_unwritten(world, way, store)
             if shard_is_gone:
                 world.call("SplitShard", ShardToSplit="shardId-000000000000", NewStartingHashKey=str(1 << 127))
             await asyncio.sleep(25 * 3600)
-            put(world, b"later")
+            world.put_payloads(b"later")
             taken = []
             await consume(
                 world, way, lambda record: taken.append(record.data), leases=store,
@@ -384,7 +372,7 @@ def test_a_letter_is_written_without_the_record_if_that_was_trimmed(way, shard_i
 def test_a_consumer_without_a_destination_says_what_an_open_letter_needs():
     async def main():
         async with stream_world(1) as world:
-            put(world, b"1", b"poison", b"3")
+            world.put_payloads(b"1", b"poison", b"3")
             store, happened = MemoryLeaseStore(), []
             await leave_a_letter_unwritten(world, "run", store)
             async with world.consumer(app="billing", leases=store, on_event=happened.append) as consumer:
@@ -400,9 +388,9 @@ def test_a_consumer_without_a_destination_says_what_an_open_letter_needs():
 def test_a_failing_record_at_the_end_of_a_shard_gets_the_last_step_of_its_policy():
     async def main():
         async with stream_world(1) as world:
-            put(world, b"1", b"poison")
+            world.put_payloads(b"1", b"poison")
             world.call("SplitShard", ShardToSplit="shardId-000000000000", NewStartingHashKey=str(1 << 127))
-            put(world, b"3")
+            world.put_payloads(b"3")
             letters, (take, taken) = Letters(), refuse(b"poison")
             await consume(
                 world, "run", take, leases="memory://", settings=replace(QUICK, at_shard_end="finish"),

@@ -12,11 +12,7 @@ from anabranch.errors import ConfigurationError, LeaseStoreError
 from anabranch.metrics import EmbeddedMetrics
 from anabranch.stores.memory import MemoryLeaseStore
 
-from simulated_stream import run, stream_world, until
-
-
-def kinds(happened, *types):
-    return [event for event in happened if isinstance(event, types)]
+from simulated_stream import kinds, run, stream_world, until
 
 
 class Store(MemoryLeaseStore):

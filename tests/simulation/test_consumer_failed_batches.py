@@ -42,59 +42,41 @@ def test_one_bad_record_in_a_batch_of_five_hundred_stops_the_shard_there_and_eac
     run(main)
 
 
-def test_an_outage_of_one_call_repeats_the_batch_whole_and_nothing_else():
+def batches_if_the_first_fails(count, error_of):
+    """The numbers of the records of each call, where the first call raises `error_of(batch)`."""
+    calls = []
+
+    async def handle(batch):
+        calls.append(numbers(batch))
+        if len(calls) == 1:
+            raise error_of(batch)
+
     async def main():
         async with stream_world(1) as world:
-            world.put(["user"] * 500)
-            calls = []
-
-            async def handle(batch):
-                calls.append(len(batch))
-                if len(calls) == 1:
-                    raise ConnectionError("the database is down")
-
+            world.put(["user"] * count)
             consumer = world.consumer(app="billing", leases="memory://", until="tip", on_failure=Retry(backoff=0.01))
             await consumer.run_batches(handle, max_wait=0.1, handle_signals=False)
-            assert calls == [500, 500]
 
     run(main)
+    return calls
+
+
+def test_an_outage_of_one_call_repeats_the_batch_whole_and_nothing_else():
+    calls = batches_if_the_first_fails(500, lambda _: ConnectionError("the database is down"))
+    assert calls == [list(range(500))] * 2
 
 
 @pytest.mark.parametrize("failed", [[7], [7, 3], [3, 4, 5]])
 def test_a_handler_can_say_which_records_failed_and_those_before_the_first_are_finished(failed):
-    async def main():
-        async with stream_world(1) as world:
-            world.put(["user"] * 10)
-            calls = []
+    def error_of(batch):
+        return BatchFailure(failed=[record for record in batch if int(record.data) in failed])
 
-            async def handle(batch):
-                calls.append(numbers(batch))
-                if len(calls) == 1:
-                    raise BatchFailure(failed=[record for record in batch if int(record.data) in failed])
-
-            consumer = world.consumer(app="billing", leases="memory://", until="tip", on_failure=Retry(backoff=0.01))
-            await consumer.run_batches(handle, max_wait=0.1, handle_signals=False)
-            assert calls == [list(range(10)), list(range(min(failed), 10))]
-
-    run(main)
+    assert batches_if_the_first_fails(10, error_of) == [list(range(10)), list(range(min(failed), 10))]
 
 
 def test_a_failure_that_names_no_record_of_its_batch_fails_all_of_it():
-    async def main():
-        async with stream_world(1) as world:
-            world.put(["user"] * 4)
-            calls = []
-
-            async def handle(batch):
-                calls.append(numbers(batch))
-                if len(calls) == 1:
-                    raise BatchFailure(failed=[anabranch.testing.make_record(b"of another batch")])
-
-            consumer = world.consumer(app="billing", leases="memory://", until="tip", on_failure=Retry(backoff=0.01))
-            await consumer.run_batches(handle, max_wait=0.1, handle_signals=False)
-            assert calls == [[0, 1, 2, 3]] * 2
-
-    run(main)
+    another = anabranch.testing.make_record(b"of another batch")
+    assert batches_if_the_first_fails(4, lambda _: BatchFailure(failed=[another])) == [[0, 1, 2, 3]] * 2
 
 
 @pytest.mark.parametrize("failed", [[], ["no record"], [None]])

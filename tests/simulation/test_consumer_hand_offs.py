@@ -6,8 +6,7 @@ import contextlib
 import pytest
 
 from anabranch import Retry, events
-from anabranch.reasons import CallsOutliveHandOff
-from two_workers import TwoWorkers
+from two_workers import TwoWorkers, check_forced_hand_off, reason
 
 from simulated_stream import numbers, run, stream_world, until
 
@@ -99,19 +98,7 @@ def test_a_forced_hand_off_waits_for_a_call_that_ignores_its_cancellation():
                 await wait_and_ignore_cancellation(go_on)
                 effects.append(("first", int(record.data)))
 
-            async with TwoWorkers(world, "force", handle) as workers:
-                workers.others = _Effects(effects)
-                await until(lambda: bool(running), "the first call")
-                await workers.join()
-                await until(lambda: bool(workers.said(events.HandOffForced)), "the word that it is forced")
-                await until(lambda: _reason(workers.first) is not None, "a reason why it stands still")
-                assert isinstance(_reason(workers.first), CallsOutliveHandOff)
-                for _ in range(3):
-                    await asyncio.sleep(0.1)
-                    assert not workers.said(events.LeaseGiven), "given while a call of it runs"
-                go_on.set()
-                await until(lambda: len(effects) == 3, "the rest, by the other worker")
-            assert effects == [("first", 0), ("second", 1), ("second", 2)]
+            await check_forced_hand_off(world, handle, running, effects, go_on)
 
     run(main)
 
@@ -130,7 +117,7 @@ def test_a_forced_hand_off_for_a_worker_that_left_is_called_off():
                 await until(lambda: bool(workers.said(events.HandOffForced)), "the word that it is forced")
                 await workers.second.stop()
                 await until(lambda: bool(workers.said(events.HandOffKept)), "the word that it stays")
-                assert _reason(workers.first) is None
+                assert reason(workers.first) is None
                 go_on.set()
                 await until(lambda: len(seen) == 3, "all records, here")
 
@@ -141,16 +128,3 @@ async def wait_and_ignore_cancellation(event):
     while not event.is_set():
         with contextlib.suppress(asyncio.CancelledError):
             await event.wait()
-
-
-class _Effects(list):
-    def __init__(self, effects):
-        super().__init__()
-        self._effects = effects
-
-    def append(self, record):
-        self._effects.append(("second", int(record.data)))
-
-
-def _reason(consumer):
-    return next((shard.reason for shard in consumer.status().shards if shard.unfinished_count), None)

@@ -8,16 +8,12 @@ from msgspec.structs import replace as replace_row
 
 from anabranch import events
 from anabranch._model.leases import AppRow, HeartbeatWrite, MemberRow
-from anabranch.errors import FleetMismatchError, LeaseStoreError
+from anabranch.errors import FleetMismatchError
 from anabranch.reasons import WorkersFull
 from anabranch.stores.memory import MemoryLeaseStore
-from memory_rows import replace_rows
+from memory_rows import StoreThatFailsOverIn, replace_rows
 
-from simulated_stream import QUICK, run, stream_world, until
-
-
-def kinds(happened, kind):
-    return [event for event in happened if isinstance(event, kind)]
+from simulated_stream import QUICK, kinds, run, stream_world, until
 
 
 async def joined(consumer, shards=1):
@@ -132,25 +128,6 @@ async def seconds_until_a_free_shard_is_taken(world, store, prepare, happened):
     await second.stop()
     await asyncio.gather(leaving, running)
     return seconds
-
-
-class StoreThatFailsOverIn(MemoryLeaseStore):
-    """The call of that name gets an error, once; the calls after it reach another storage."""
-
-    def __init__(self, name):
-        super().__init__()
-        self.storage, self.is_due, call = "first", False, getattr(self, name)
-
-        async def fail_over(*args, **options):
-            if self.is_due:
-                self.storage, self.is_due = "second", False
-                raise LeaseStoreError("the connection was lost")
-            return await call(*args, **options)
-
-        setattr(self, name, fail_over)
-
-    async def identity(self):
-        return self.storage
 
 
 @pytest.mark.parametrize("call", ["poll", "read_streams", "read_app", "read_leases"])

@@ -10,17 +10,9 @@ from anabranch import Retry, events
 from anabranch.errors import ShardStoppedError
 from anabranch.stores.memory import MemoryLeaseStore
 
-from simulated_stream import QUICK, run, stream_world, until
+from simulated_stream import QUICK, kinds, run, stream_world, until
 
 EVERY_WAY = pytest.mark.parametrize("way", ["records", "by hand", "batches", "run", "run_batches", "key", "none"])
-
-
-def put(world, *payloads):
-    """One record a payload, each with a key of its own; their sequence numbers."""
-    return [
-        world.call("PutRecord", PartitionKey=f"key-{number}", Data=data)["SequenceNumber"]
-        for number, data in enumerate(payloads)
-    ]
 
 
 LOW, HIGH = "0", str((1 << 128) - 1)
@@ -58,10 +50,6 @@ def as_handler(take):
     return handle
 
 
-def kinds(happened, kind):
-    return [event for event in happened if isinstance(event, kind)]
-
-
 # payloads that do not decode
 
 
@@ -69,7 +57,7 @@ def kinds(happened, kind):
 def test_what_comes_before_a_payload_that_does_not_decode_is_handled_and_the_shard_stops_there_at_once(way):
     async def main():
         async with stream_world(1) as world:
-            places = put(world, b"1", b"2", b"oops", b"4")
+            places = world.put_payloads(b"1", b"2", b"oops", b"4")
             store, happened, taken, tried = MemoryLeaseStore(), [], [], []
 
             def decode(data):
@@ -103,7 +91,7 @@ def test_what_comes_before_a_payload_that_does_not_decode_is_handled_and_the_sha
 def test_a_batch_before_a_payload_that_does_not_decode_is_tried_again_as_any_other():
     async def main():
         async with stream_world(1) as world:
-            places, attempts, happened = put(world, b"1", b"2", b"oops"), [], []
+            places, attempts, happened = world.put_payloads(b"1", b"2", b"oops"), [], []
 
             async def handle(batch, context):
                 attempts.append(([record.value for record in batch], context.attempt))
@@ -126,7 +114,7 @@ def test_a_batch_before_a_payload_that_does_not_decode_is_tried_again_as_any_oth
 def test_a_batch_that_is_not_acknowledged_is_not_passed_by_the_stop_after_it():
     async def main():
         async with stream_world(1) as world:
-            put(world, b"1", b"2", b"oops")
+            world.put_payloads(b"1", b"2", b"oops")
             store = MemoryLeaseStore()
             async with world.consumer(app="billing", leases=store, decode=int) as consumer:
                 async for batch in consumer.batches(max_wait=0.1):
@@ -149,7 +137,7 @@ def failing(record):
 def test_the_first_and_the_last_failed_attempt_are_logged_with_their_traceback(way, caplog):
     async def main():
         async with stream_world(1) as world:
-            put(world, b"1")
+            world.put_payloads(b"1")
             happened = []
 
             async def handle(item):
@@ -177,7 +165,7 @@ def test_the_first_and_the_last_failed_attempt_are_logged_with_their_traceback(w
 def test_tracebacks_are_left_out_while_many_calls_fail_and_the_last_attempts_have_a_limit_of_their_own(caplog):
     async def main():
         async with stream_world(1) as world:
-            put(world, *[b"1"] * 40)
+            world.put_payloads(*[b"1"] * 40)
             calls, all_called = [], asyncio.Event()
 
             async def handle(record):
@@ -215,7 +203,7 @@ ENDS = pytest.mark.parametrize("ends", [{"until": "tip"}, {"until": None, "idle_
 def test_a_run_that_ends_by_itself_with_a_stopped_shard_raises_and_names_record_and_error(way, ends):
     async def main():
         async with stream_world(1) as world:
-            places = put(world, b"1", b"oops", b"3")
+            places = world.put_payloads(b"1", b"oops", b"3")
             with pytest.raises(ShardStoppedError) as raised:
                 await consume(world, way, lambda item: None, leases="memory://", decode=int, **ends)
             report = raised.value.report
@@ -255,7 +243,7 @@ def test_other_shards_are_handled_to_the_end_before_a_stopped_one_is_raised():
 def test_a_run_that_is_stopped_returns_the_report_which_is_not_clean():
     async def main():
         async with stream_world(1) as world:
-            put(world, b"1")
+            world.put_payloads(b"1")
             happened = []
             consumer = world.consumer(
                 app="billing", leases="memory://", on_event=happened.append, on_failure=Retry(attempts=1)
@@ -271,27 +259,31 @@ def test_a_run_that_is_stopped_returns_the_report_which_is_not_clean():
     run(main)
 
 
+async def loop_until_the_run_has_ended(world, error=None):
+    """One shard stops, and records of the other one follow. After the run has ended by itself, the loop is left, or its
+    body raises the error.
+    """
+    happened = []
+    put_at(world, LOW, b"oops")
+    put_at(world, HIGH, b"1")
+    async with world.consumer(
+        app="billing", leases="memory://", decode=int, acknowledge="manual", idle_timeout=0.2, on_event=happened.append
+    ) as consumer:
+        async for record in consumer:
+            consumer.ack(record)
+            if kinds(happened, events.ShardStopped):
+                await until(lambda: kinds(happened, events.ConsumerStopped), "the end of the run")
+                if error is None:
+                    break
+                raise error
+            put_at(world, HIGH, b"1")
+
+
 def test_a_loop_that_is_left_after_its_run_ended_by_itself_raises_where_the_consumer_is_closed():
     async def main():
         async with stream_world(2) as world:
-            happened = []
-            put_at(world, LOW, b"oops")
-            put_at(world, HIGH, b"1")
-
-            async def leave_when_it_has_ended():
-                async with world.consumer(
-                    app="billing", leases="memory://", decode=int, acknowledge="manual", idle_timeout=0.2,
-                    on_event=happened.append,
-                ) as consumer:  # fmt: skip
-                    async for record in consumer:
-                        consumer.ack(record)
-                        if kinds(happened, events.ShardStopped):
-                            await until(lambda: kinds(happened, events.ConsumerStopped), "the end of the run")
-                            break
-                        put_at(world, HIGH, b"1")
-
             with pytest.raises(ShardStoppedError):
-                await leave_when_it_has_ended()
+                await loop_until_the_run_has_ended(world)
 
     run(main)
 
@@ -299,24 +291,8 @@ def test_a_loop_that_is_left_after_its_run_ended_by_itself_raises_where_the_cons
 def test_an_error_in_the_body_of_a_loop_is_not_hidden_by_a_stopped_shard():
     async def main():
         async with stream_world(2) as world:
-            happened = []
-            put_at(world, LOW, b"oops")
-            put_at(world, HIGH, b"1")
-
-            async def fail_when_it_has_ended():
-                async with world.consumer(
-                    app="billing", leases="memory://", decode=int, acknowledge="manual", idle_timeout=0.2,
-                    on_event=happened.append,
-                ) as consumer:  # fmt: skip
-                    async for record in consumer:
-                        consumer.ack(record)
-                        if kinds(happened, events.ShardStopped):
-                            await until(lambda: kinds(happened, events.ConsumerStopped), "the end of the run")
-                            raise LookupError("no such customer")
-                        put_at(world, HIGH, b"1")
-
             with pytest.raises(LookupError) as raised:
-                await fail_when_it_has_ended()
+                await loop_until_the_run_has_ended(world, LookupError("no such customer"))
             assert isinstance(raised.value.__context__, ShardStoppedError)
             assert "its payload does not decode" in raised.value.__notes__[0]
 
@@ -378,7 +354,7 @@ def test_a_run_whose_shards_are_all_stopped_continues_while_there_is_something_e
 def test_a_call_that_outlasts_the_stop_of_its_shard_is_committed_when_it_has_finished():
     async def main():
         async with stream_world(1) as world:
-            put(world, b"takes long", b"fails")
+            world.put_payloads(b"takes long", b"fails")
             store, happened, seen, go_on = MemoryLeaseStore(), [], [], asyncio.Event()
 
             async def handle(record):
@@ -413,7 +389,7 @@ def test_a_shard_that_another_worker_stopped_is_not_taken_for_success_either():
             await until(lambda: kinds(happened, events.ShardStarted), "the first owner")
             waiting = asyncio.create_task(other.run(failing, handle_signals=False))
             await until(lambda: len(kinds(happened, events.ConsumerStarted)) == 2, "the other worker")
-            (place,) = put(world, b"1")
+            (place,) = world.put_payloads(b"1")
             await until(lambda: kinds(happened, events.ShardStopped), "the stop of the shard")
             await first.stop()
             await stopped

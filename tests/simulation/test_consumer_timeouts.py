@@ -4,68 +4,18 @@ import asyncio
 
 import pytest
 
-from anabranch import Retry, events
+from anabranch import events
 from anabranch.reasons import RecordInHandler
-from anabranch.stores.memory import MemoryLeaseStore
+from stubborn_calls import check_overrun, check_zombie
 
 from simulated_stream import run, stream_world, until
-
-
-class Unheeding:
-    """A handler whose first call goes on after it was told to end, until it is let go."""
-
-    def __init__(self):
-        self.running = self.most_running = self.calls = 0
-        self.let_go = asyncio.Event()
-
-    def enter(self):
-        self.calls += 1
-        self.running += 1
-        self.most_running = max(self.most_running, self.running)
-
-    async def in_the_loop(self, item):
-        self.enter()
-        try:
-            while self.calls == 1 and not self.let_go.is_set():
-                await self.wait_stubbornly()
-        finally:
-            self.running -= 1
-
-    async def wait_stubbornly(self):
-        try:
-            await asyncio.sleep(0.05)
-        except asyncio.CancelledError:
-            await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize("run_name", ["run", "run_batches"])
 def test_a_call_that_ignores_its_time_out_is_named_with_its_place_and_not_tried_again_beside_itself(run_name):
     async def main():
         async with stream_world(1) as world:
-            world.put("a")
-            handler, happened = Unheeding(), []
-            consumer = world.consumer(
-                app="billing",
-                leases="memory://",
-                on_failure=Retry(attempts=3, backoff=0.01, timeout=0.1),
-                on_event=happened.append,
-            )
-            running = asyncio.create_task(getattr(consumer, run_name)(handler.in_the_loop, handle_signals=False))
-
-            def reasons():
-                return [event.reason for event in happened if isinstance(event, events.ShardStalled)]
-
-            await until(reasons, "the reason")
-            assert reasons()[0].timeout == 0.1
-            assert "in_the_loop (test_consumer_timeouts.py:" in reasons()[0].at
-            assert handler.calls == 1
-            handler.let_go.set()
-            await until(
-                lambda: handler.running == 0 and consumer.status().shards[0].counters.handled_count == 1, "the end"
-            )
-            assert handler.most_running == 1
-            await consumer.stop()
-            await running
+            await check_overrun(world, "in_the_loop", run_name)
 
     run(main)
 
@@ -109,46 +59,20 @@ def test_a_record_that_is_handled_for_long_is_named_with_the_place_where_its_han
     run(main)
 
 
-class DeafStore(MemoryLeaseStore):
-    """A store that, from one moment on, answers no heartbeat."""
-
-    is_deaf = False
-
-    async def heartbeat(self, beat):
-        if self.is_deaf:
-            await asyncio.Event().wait()
-        return await super().heartbeat(beat)
+def _run(consumer, handle):
+    return consumer.run(handle, handle_signals=False)
 
 
-@pytest.mark.parametrize("way", ["in_the_loop", "the callers loop"])
-def test_a_call_that_outlives_its_lease_is_reported_with_its_stack(way):
+async def _loop(consumer, handle):
+    async with consumer:
+        async for record in consumer:
+            await handle(record)
+
+
+@pytest.mark.parametrize("consume", [_run, _loop], ids=["in a handler", "in the caller's loop"])
+def test_a_call_that_outlives_its_lease_is_reported_with_its_stack(consume):
     async def main():
         async with stream_world(1) as world:
-            world.put("a")
-            store, handler, happened = DeafStore(), Unheeding(), []
-            consumer = world.consumer(app="billing", leases=store, on_event=happened.append)
-
-            async def loop_over_it():
-                async with consumer:
-                    async for record in consumer:
-                        await handler.in_the_loop(record)
-
-            handle = getattr(handler, way, None)
-            work = loop_over_it() if handle is None else consumer.run(handle, handle_signals=False)
-            running = asyncio.create_task(work)
-            await until(lambda: handler.running == 1, "the call")
-            store.is_deaf = True
-
-            def zombies():
-                return [event for event in happened if isinstance(event, events.ZombieCall)]
-
-            await until(zombies, "the zombie")
-            assert "in_the_loop" in zombies()[0].stack
-            assert "is at:" in str(zombies()[0])
-            assert "_engine" not in zombies()[0].stack.partition("in_")[0]
-            store.is_deaf = False
-            handler.let_go.set()
-            await consumer.stop(deadline=1.0)
-            await running
+            await check_zombie(world, "in_the_loop", consume)
 
     run(main)

@@ -96,7 +96,7 @@ def test_every_fault_is_in_many_worlds_and_in_not_all():
 def test_one_command_replays_a_world_and_tries_fresh_ones(capsys):
     assert search(PROTOCOL, ["--seed", "2"]) == 0
     assert capsys.readouterr().out.endswith("clean\n")
-    assert search(PROTOCOL, ["--worlds", "400", "--first", "1000", "--cores", "1"]) == 0
+    assert search(PROTOCOL, ["--worlds", "201", "--first", "1000", "--cores", "1"]) == 0  # two chunks
     assert capsys.readouterr().out.endswith("all clean\n")
 
 

@@ -23,21 +23,16 @@ __all__ = [
     "simulate",
 ]
 
-_HOMES = {
-    "AuditReport": "anabranch.testing.auditor",
-    "Auditor": "anabranch.testing.auditor",
-    "ManualClock": "anabranch.testing.doubles",
-    "SimulationReport": "anabranch.testing.simulation",
-    "check_lease_store": "anabranch.testing.lease_store_contract",
-    "make_context": "anabranch.testing.doubles",
-    "make_record": "anabranch.testing.doubles",
-    "simulate": "anabranch.testing.simulation",
+_NAMES = {
+    "auditor": ("AuditReport", "Auditor"),
+    "doubles": ("ManualClock", "make_context", "make_record"),
+    "lease_store_contract": ("check_lease_store",),
+    "simulation": ("SimulationReport", "simulate"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = found
-    return found
+    for module, names in _NAMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

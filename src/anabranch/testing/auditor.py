@@ -11,6 +11,7 @@ its methods in the order of the events; only `wrote` may be called later, even a
   separately. They cannot break the order, and they finish no record.
 """
 
+from collections import defaultdict
 from typing import Any
 
 import msgspec
@@ -61,8 +62,6 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
 class _KeyAudit:
     """One partition key of one stream."""
 
-    __slots__ = ("fence_token", "highest_started", "is_finished", "last_started", "written")
-
     def __init__(self) -> None:
         self.fence_token = 0
         """The highest fence token seen, which is the current owner's."""
@@ -90,7 +89,7 @@ class _KeyAudit:
 
 class Auditor:
     def __init__(self) -> None:
-        self._keys: dict[tuple[str, str], _KeyAudit] = {}
+        self._keys: defaultdict[tuple[str, str], _KeyAudit] = defaultdict(_KeyAudit)
         self._checkpoints: dict[tuple[str, str], Checkpoint | None] = {}
         """By stream and shard; None for a shard that was committed as finished."""
         self._started_count = 0
@@ -164,18 +163,11 @@ class Auditor:
         )
 
     def _key(self, record: PutResult | Record[Any]) -> _KeyAudit:
-        name = (record.stream, record.partition_key)
-        key = self._keys.get(name)
-        if key is None:
-            key = self._keys[name] = _KeyAudit()
-        return key
+        return self._keys[record.stream, record.partition_key]
 
     def _count_repeat(self, record: Record[Any], position: Position) -> None:
         self._repeated_count += 1
-        shard = (record.stream, record.shard_id)
-        if shard not in self._checkpoints:
-            return
-        checkpoint = self._checkpoints[shard]
+        checkpoint = self._checkpoints.get((record.stream, record.shard_id), Checkpoint())
         if checkpoint is None or covers(checkpoint, position, record.partition_key):
             self._committed_repeat_count += 1
             self._add_finding(self._committed_repeat_count, f"repeated after its commit: {_describe(record)}")

@@ -6,7 +6,9 @@ about how the engine works, so a mistake in the engine cannot also be in the che
 
 import hashlib
 from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Iterator
+from typing import Any
 
 from anabranch._model.leases import Checkpoint, LeaseRow, Stopped
 from anabranch._model.streams import Position
@@ -74,9 +76,6 @@ class _UnfinishedRecords(facts.Checker):
 
 # P1, order
 
-KeyHolding = tuple[str, str, int]
-"""Process, shard, fence token. After the store went back, two shards may have the same token."""
-
 
 class _KeyOrder:
     """The records of one partition key."""
@@ -86,9 +85,10 @@ class _KeyOrder:
         self.finished: dict[Position, None] = {}
         self.finished_count = 0
         """How many of the written records, from the first on, are finished."""
-        self.running: dict[KeyHolding, dict[Position, int]] = {}
-        """With the number of each call's batch."""
-        self.last_started: dict[KeyHolding, Position] = {}
+        self.running: dict[tuple[str, str, int], dict[Position, int]] = {}
+        """By holding, with the number of each call's batch."""
+        self.last_started: dict[tuple[str, str, int], Position] = {}
+        """By holding."""
 
     def finish(self, position: Position) -> None:
         self.finished[position] = None
@@ -113,31 +113,28 @@ class OrderPerKey(facts.Checker):
 
     def __init__(self) -> None:
         super().__init__()
-        self._keys: dict[str, _KeyOrder] = {}
+        self._keys: defaultdict[str, _KeyOrder] = defaultdict(_KeyOrder)
 
     def tell(self, fact: facts.Fact) -> None:
         match fact:
             case facts.RecordWritten(record):
-                insort(self._key(record.partition_key).written, record.position)
+                insort(self._keys[record.partition_key].written, record.position)
             case facts.RecordExcused(record) | facts.LetterWritten(record=record) | facts.SkipReported(record=record):
-                self._key(record.partition_key).finish(record.position)
+                self._keys[record.partition_key].finish(record.position)
             case facts.CallStarted(call):
                 self._start(call)
             case facts.CallFinished(call):
                 self._end(call)
-                self._key(call.partition_key).finish(call.position)
+                self._keys[call.partition_key].finish(call.position)
             case facts.CallAbandoned(call):
                 self._end(call)
                 # The record is retried, and so are the records after it in its batch.
-                last, holding = self._key(call.partition_key).last_started, _key_holding(call)
-                if holding in last:
-                    last[holding] = min(last[holding], call.position)
-
-    def _key(self, partition_key: str) -> _KeyOrder:
-        return self._keys.setdefault(partition_key, _KeyOrder())
+                last = self._keys[call.partition_key].last_started
+                if call.holding in last:
+                    last[call.holding] = min(last[call.holding], call.position)
 
     def _start(self, call: facts.RecordCall) -> None:
-        key, holding = self._key(call.partition_key), _key_holding(call)
+        key, holding = self._keys[call.partition_key], call.holding
         running = key.running.setdefault(holding, {})
         same_batch = {position: batch for position, batch in running.items() if batch and batch == call.batch}
         if (earlier := key.first_unfinished_before(call.position, same_batch)) is not None:
@@ -151,11 +148,7 @@ class OrderPerKey(facts.Checker):
         key.last_started[holding] = call.position
 
     def _end(self, call: facts.RecordCall) -> None:
-        self._key(call.partition_key).running.get(_key_holding(call), {}).pop(call.position, None)
-
-
-def _key_holding(call: facts.RecordCall) -> KeyHolding:
-    return (call.process, call.shard_id, call.fence_token)
+        self._keys[call.partition_key].running.get(call.holding, {}).pop(call.position, None)
 
 
 class ParentsFirst(_UnfinishedRecords):
@@ -213,7 +206,8 @@ class OneOutcome(facts.Checker):
 
     def __init__(self) -> None:
         super().__init__()
-        self._keys: dict[tuple[str, Position], str] = {}
+        self._keys: dict[str, dict[Position, str]] = {}
+        """By shard."""
         self._records: dict[str, tuple[str, Position]] = {}
         self._store_remembers = True
 
@@ -222,15 +216,16 @@ class OneOutcome(facts.Checker):
             case facts.StoreWentBack():
                 self._store_remembers = False
             case facts.LeaseCreated(write):  # again, if somebody has deleted the row
-                self._keys = {place: key for place, key in self._keys.items() if place[0] != write.shard_id}
+                self._keys.pop(write.shard_id, None)
             case facts.LetterWritten(at_ms, process, record, key):
-                place = (record.shard_id, record.position)
-                if self._keys.setdefault(place, key) != key:
+                if self._keys.setdefault(record.shard_id, {}).setdefault(record.position, key) != key:
                     self.complain(at_ms, f"{process} writes a second letter of {record} with another key")
+                place = (record.shard_id, record.position)
                 if self._records.setdefault(key, place) != place:
                     self.complain(at_ms, f"{process} writes a letter of {record} with the key of another record")
-            case facts.CallStarted(call) if self._store_remembers and (call.shard_id, call.position) in self._keys:
-                self.complain(call.at_ms, f"{call} starts although its record is in the dead letters")
+            case facts.CallStarted(call) if self._store_remembers:
+                if call.position in self._keys.get(call.shard_id, {}):
+                    self.complain(call.at_ms, f"{call} starts although its record is in the dead letters")
 
 
 class AttemptsSurvive(facts.Checker):
@@ -242,26 +237,23 @@ class AttemptsSurvive(facts.Checker):
 
     def __init__(self) -> None:
         super().__init__()
-        self._committed: dict[tuple[str, Position], int] = {}
+        self._committed: dict[str, dict[Position, int]] = {}
+        """By shard."""
 
     def tell(self, fact: facts.Fact) -> None:
         match fact:
             case facts.LeaseCommitted(write):
-                for key in write.row.checkpoint.open_keys:
-                    if key.attempts:
-                        self._committed[(write.shard_id, key.first_open)] = key.attempts
+                counts = {key.first_open: key.attempts for key in write.row.checkpoint.open_keys if key.attempts}
+                self._committed.setdefault(write.shard_id, {}).update(counts)
             case facts.StoreWentBack():
                 self._committed.clear()
             case facts.LeaseCreated(write):  # again, if somebody has deleted the row
-                self._committed = {
-                    place: count for place, count in self._committed.items() if place[0] != write.shard_id
-                }
+                self._committed.pop(write.shard_id, None)
             case facts.CallStarted(call) if call.attempt and not call.batch:
-                failed = self._committed.get((call.shard_id, call.position), 0)
+                failed = self._committed.get(call.shard_id, {}).get(call.position, 0)
                 if call.attempt <= failed:
-                    self.complain(
-                        call.at_ms, f"{call} is attempt {call.attempt}, but {failed} failed ones were committed"
-                    )
+                    what = f"{call} is attempt {call.attempt}, but {failed} failed ones were committed"
+                    self.complain(call.at_ms, what)
 
 
 class ChildrenFirst(facts.Checker):
@@ -375,7 +367,7 @@ class FewDuplicates(facts.Checker):
         self._blocked: dict[str, list[tuple[int, int]]] = {}
         """When each process could not commit."""
         self._committed: dict[str, Checkpoint] = {}
-        self._inherited: dict[tuple[str, int], Checkpoint] = {}
+        self._inherited: dict[str, dict[int, Checkpoint]] = {}
         """The checkpoint at the start of each holding, by shard and fence token."""
         self._finished_by: dict[str, dict[str, dict[Position, None]]] = {}
         """What each process has finished in shards that it did not lose, by process and shard."""
@@ -383,8 +375,8 @@ class FewDuplicates(facts.Checker):
         """The fence token with which each process last started a record of a shard."""
         self._lost: dict[tuple[str, str], int] = {}
         """The fence token with which each process last lost a shard: it cannot commit with it any more."""
-        self._settled: dict[tuple[str, Position], str] = {}
-        """What was finished by a process before its clean stop, with its name."""
+        self._settled: dict[str, dict[Position, str]] = {}
+        """What was finished by a process before its clean stop, by shard, with the name of the process."""
 
     def tell(self, fact: facts.Fact) -> None:
         match fact:
@@ -411,7 +403,7 @@ class FewDuplicates(facts.Checker):
                 self._finished_by.get(process, {}).pop(shard_id, None)
             case facts.CleanStop(_, process, _):
                 for shard_id, positions in self._finished_by.get(process, {}).items():
-                    self._settled |= dict.fromkeys(((shard_id, position) for position in positions), process)
+                    self._settled.setdefault(shard_id, {}).update(dict.fromkeys(positions, process))
             case facts.LeaseDeleted(shard_id):
                 self._forget(shard_id)
             case facts.StoreWentBack():
@@ -423,21 +415,18 @@ class FewDuplicates(facts.Checker):
 
     def _forget(self, shard_id: str) -> None:
         """What was committed counts again from the next commit on."""
-        self._committed.pop(shard_id, None)
-        self._holdings.pop(shard_id, None)
-        self._inherited = {key: known for key, known in self._inherited.items() if key[0] != shard_id}
-        self._settled = {key: process for key, process in self._settled.items() if key[0] != shard_id}
-        for finished in self._finished_by.values():
-            finished.pop(shard_id, None)
+        by_shard: list[dict[str, Any]] = [self._committed, self._holdings, self._inherited, self._settled]
+        for known in (*by_shard, *self._finished_by.values()):
+            known.pop(shard_id, None)
 
     def _start(self, call: facts.RecordCall) -> None:
-        holding = (call.shard_id, call.fence_token)
-        self._tokens[(call.process, call.shard_id)] = call.fence_token
-        if holding not in self._inherited:
-            self._inherited[holding] = self._committed.get(call.shard_id, Checkpoint())
-        if covers(self._inherited[holding], call.position, call.partition_key):
+        shard_id = call.shard_id
+        self._tokens[(call.process, shard_id)] = call.fence_token
+        committed = self._committed.get(shard_id, Checkpoint())
+        inherited = self._inherited.setdefault(shard_id, {}).setdefault(call.fence_token, committed)
+        if covers(inherited, call.position, call.partition_key):
             self.complain(call.at_ms, f"{call} is handled again although it was committed")
-        elif (process := self._settled.get((call.shard_id, call.position))) is not None:
+        elif (process := self._settled.get(shard_id, {}).get(call.position)) is not None:
             self.complain(call.at_ms, f"{call} is handled again although {process} finished it before its clean stop")
         else:
             self._check_earlier_holdings(call)
@@ -477,8 +466,7 @@ class FewDuplicates(facts.Checker):
     def _holding_of(self, call: facts.RecordCall) -> _ShardHolding | None:
         """None if the process does not have the lease any more, by the store's rows."""
         last = self._last_holding(call.shard_id)
-        is_its = last is not None and last.process == call.process and last.fence_token == call.fence_token
-        return last if is_its else None
+        return last if last is not None and (last.process, last.fence_token) == call.owner else None
 
     def _check_earlier_holdings(self, call: facts.RecordCall) -> None:
         for holding in self._holdings.get(call.shard_id, ()):
@@ -540,12 +528,12 @@ class OneOwner(facts.Checker):
                 self._tokens_grow = False  # the store may issue the tokens that it lost again
 
     def _start(self, call: facts.RecordCall) -> None:
-        holding, holdings = (call.process, call.fence_token), self._holdings.setdefault(call.shard_id, [])
-        if holding in holdings[:-1]:
+        holdings = self._holdings.setdefault(call.shard_id, [])
+        if call.owner in holdings[:-1]:
             self.complain(call.at_ms, f"stale dispatch: {call} starts after {holdings[-1]} did")
             return
-        if holding not in holdings:
-            holdings.append(holding)
+        if call.owner not in holdings:
+            holdings.append(call.owner)
         if not self._tokens_grow:
             return
         before = self._highest.get(call.partition_key)
@@ -600,7 +588,7 @@ class _RunningCalls(facts.Checker):
     def _remove(self, call: facts.RecordCall) -> None:
         calls = self.running.get(call.shard_id, [])
         for index, running in enumerate(calls):
-            if running.position == call.position and _is_held_by(running, call.process, call.fence_token):
+            if (running.position, running.owner) == (call.position, call.owner):
                 del calls[index]
                 return
 
@@ -614,7 +602,7 @@ class NoOverlap(_RunningCalls):
         if isinstance(fact, facts.CallStarted):
             call = fact.call
             for other in self.running.get(call.shard_id, ()):
-                if other.position == call.position and not _is_held_by(other, call.process, call.fence_token):
+                if other.position == call.position and other.owner != call.owner:
                     self.complain_unless_excused(call.at_ms, other, f"{call} starts")
         super().tell(fact)
 
@@ -645,15 +633,11 @@ class QuietTransfers(_RunningCalls):
     def _change_owner(self, write: facts.LeaseWrite, process: str | None) -> None:
         row, shard_id = write.row, write.shard_id
         for call in self.running.get(shard_id, ()):
-            if not _is_held_by(call, process, row.fence_token):
+            if call.owner != (process, row.fence_token):
                 what = f"{shard_id} passes to {process} with token {row.fence_token}"
                 self.complain_unless_excused(write.at_ms, call, what)
         if row.owner is not None:
             self._members[(shard_id, row.fence_token)] = row.owner
-
-
-def _is_held_by(call: facts.RecordCall, process: str | None, fence_token: int) -> bool:
-    return (call.process, call.fence_token) == (process, fence_token)
 
 
 def _is_same_batch(one: facts.RecordCall, other: facts.RecordCall) -> bool:
@@ -675,9 +659,8 @@ class WithinBudget(facts.Checker):
             case facts.BytesMeasured(at_ms, process, used, peak, limit) if used < 0 or max(used, peak) > limit:
                 self.complain(at_ms, f"{process} holds {used} bytes and held {peak}, of {limit}")
             case facts.BytesReceived(at_ms, process, received_bytes, counted_bytes) if received_bytes > counted_bytes:
-                self.complain(
-                    at_ms, f"{process} receives {received_bytes} bytes, and its budget counts {counted_bytes}"
-                )
+                what = f"{process} receives {received_bytes} bytes, and its budget counts {counted_bytes}"
+                self.complain(at_ms, what)
             case facts.CleanStop(at_ms, process, used_bytes) if used_bytes:
                 self.complain(at_ms, f"{process} stopped, and {used_bytes} bytes are not given back")
 
@@ -738,10 +721,8 @@ class NoFalseSuccess(facts.Checker):
     def _check_success(self, at_ms: int, process: str) -> None:
         for shard_id, stopped in self._stopped.items():
             if self._owners.get(shard_id) == process:
-                self.complain(
-                    at_ms,
-                    f"{process} ended by itself and reported success, but {shard_id} is {stopped.reason}",
-                )
+                what = f"{process} ended by itself and reported success, but {shard_id} is {stopped.reason}"
+                self.complain(at_ms, what)
 
 
 class NoSilentFailures(facts.Checker):

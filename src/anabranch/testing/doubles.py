@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from anabranch._model.streams import BEFORE_FIRST_SUB
+from anabranch._ports import Clock
 from anabranch.records import Context, Record
 
 if TYPE_CHECKING:
@@ -62,8 +63,27 @@ class _ManualTimer:
         self.callback = None
 
 
-class ManualClock:
-    """Implements the engine's clock port. What sleeps on it wakes when `advance` reaches its time, and not before.
+class TimerClock(Clock):
+    """A clock of the engine, with the two times and the timers of a subclass."""
+
+    def is_before(self, at_ms: int, wall_ahead_ms_max: int) -> bool:
+        now_ms = self.now_ms()
+        return now_ms < at_ms and self.wall_ms() - now_ms <= wall_ahead_ms_max
+
+    async def sleep_until_ms(self, at_ms: int) -> None:
+        if at_ms <= self.now_ms():
+            await asyncio.sleep(0)
+            return
+        woken = asyncio.get_running_loop().create_future()
+        timer = self.call_at_ms(at_ms, lambda: None if woken.done() else woken.set_result(None))
+        try:
+            await woken
+        finally:
+            timer.cancel()
+
+
+class ManualClock(TimerClock):
+    """What sleeps on this clock wakes when `advance` reaches its time, and not before.
 
     It starts at `now_ms`. The wall clock is `wall_ahead_ms` ahead, until `jump_wall` changes that.
     """
@@ -79,21 +99,6 @@ class ManualClock:
 
     def wall_ms(self) -> int:
         return self._now_ms + self._wall_ahead_ms
-
-    def is_before(self, at_ms: int, wall_ahead_ms_max: int) -> bool:
-        now_ms = self.now_ms()
-        return now_ms < at_ms and self.wall_ms() - now_ms <= wall_ahead_ms_max
-
-    async def sleep_until_ms(self, at_ms: int) -> None:
-        if at_ms <= self._now_ms:
-            await asyncio.sleep(0)
-            return
-        woken = asyncio.get_running_loop().create_future()
-        timer = self.call_at_ms(at_ms, lambda: None if woken.done() else woken.set_result(None))
-        try:
-            await woken
-        finally:
-            timer.cancel()
 
     def call_at_ms(self, at_ms: int, callback: Callable[[], None]) -> _ManualTimer:
         """Calls back in the `advance` that reaches `at_ms`, or in the next one if it has passed already."""

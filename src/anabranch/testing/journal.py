@@ -57,6 +57,15 @@ class RecordCall(msgspec.Struct, frozen=True):
     attempt: int = 0
     """Which attempt at this record it is, as the handler sees it; 0 if unknown."""
 
+    @property
+    def owner(self) -> tuple[str, int]:
+        return (self.process, self.fence_token)
+
+    @property
+    def holding(self) -> tuple[str, str, int]:
+        """With the shard: after the store went back, two shards may have the same fence token."""
+        return (self.process, self.shard_id, self.fence_token)
+
     def __str__(self) -> str:
         return (
             f"{self.process} with token {self.fence_token}: {self.partition_key!r} at {self.shard_id}/{self.position}"
@@ -338,10 +347,10 @@ class Journal:
         """
         if call.process in self._orphans:
             return True
-        holder, latest = (call.process, call.fence_token), self._holders.get(call.shard_id)
+        latest = self._holders.get(call.shard_id)
         highest = self._tokens.get(call.partition_key, 0)
-        if call.was_paused and (call.fence_token < highest or latest not in {None, holder}):
+        if call.was_paused and (call.fence_token < highest or latest not in {None, call.owner}):
             return True
-        self._holders[call.shard_id] = holder
+        self._holders[call.shard_id] = call.owner
         self._tokens[call.partition_key] = max(highest, call.fence_token)
         return False

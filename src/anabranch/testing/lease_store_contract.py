@@ -138,8 +138,16 @@ def _stream(number: int = 0) -> StreamRow:
     )
 
 
-async def _beat(store: LeaseStore, write: HeartbeatWrite) -> MemberRow | None:
-    return (await store.heartbeat(write)).row
+async def _beat(store: LeaseStore, member_id: str, attempt: int, **carried: Any) -> MemberRow | None:
+    return (await store.heartbeat(HeartbeatWrite(member_id=member_id, attempt=attempt, **carried))).row
+
+
+async def _take(store: LeaseStore, number: int, member_id: str, owner: str | None, version: int) -> LeaseRow | Conflict:
+    return await store.take_lease(lease_key(number), member_id, expected_owner=owner, expected_version=version)
+
+
+async def _write(store: LeaseStore, row: LeaseRow, member_id: str, version: int) -> LeaseRow | Conflict:
+    return await store.write_lease(row, member_id=member_id, expected_version=version)
 
 
 async def _stored(store: LeaseStore, member_id: str) -> MemberRow | None:
@@ -204,10 +212,7 @@ async def a_stream_is_put_once_and_written_by_version(arena: Arena) -> None:
     row = _stream()
     expect(await store.put_stream(row) == row, "put_stream returns the new row")
     other = replace(row, origin=TRIM_HORIZON)
-    expect(
-        await store.put_stream(other) == row,
-        "put_stream never replaces a row: all workers share the first pin",
-    )
+    expect(await store.put_stream(other) == row, "put_stream never replaces a row: all workers share the first pin")
     done = await store.write_stream(replace(row, bootstrapped=True), 0)
     expect(done == replace(row, bootstrapped=True, version=1), "write_stream adds 1 to the version", done)
     expect(await store.write_stream(row, 0) is None, "write_stream refuses an old version")
@@ -334,20 +339,16 @@ async def fields_of_a_newer_version_are_kept(arena: Arena) -> None:
     store = await arena.open()
     extra = {"colour": "red", "sizes": [1, 2], "more": {"a": None}}
     await store.register_member(member("a", extra=extra))
-    await _beat(store, HeartbeatWrite(member_id="a", attempt=1))
+    await _beat(store, "a", 1)
     await store.request_hand_off("a", *_requests(1))
     row = await store.leave("a")
     expect(row is not None and row.extra == extra, "unknown fields of a member survive every write", row)
     await store.create_lease(lease(extra=extra))
     taken = await _take(store, 0, "b", None, 0)
     expect(isinstance(taken, LeaseRow) and taken.extra == extra, "unknown fields of a lease survive a take", taken)
-    await store.write_lease(lease(owner="b", checkpoint=at(7)), member_id="b", expected_version=1)
+    await _write(store, lease(owner="b", checkpoint=at(7)), "b", 1)
     kept = await store.read_lease(lease_key())
-    expect(
-        kept is not None and kept.extra == extra,
-        "unknown fields of a lease survive a write of its owner, which does not know them",
-        kept,
-    )
+    expect(kept is not None and kept.extra == extra, "unknown fields of a lease survive a write of its owner", kept)
     stream = replace(_stream(), extra=extra)
     await store.put_stream(stream)
     marked = await store.write_stream(replace(_stream(), bootstrapped=True), 0)
@@ -396,24 +397,22 @@ async def a_member_is_registered_once(arena: Arena) -> None:
 
 async def a_heartbeat_raises_the_counter_of_a_live_row_and_makes_none(arena: Arena) -> None:
     store = await arena.open()
-    expect(await _beat(store, HeartbeatWrite(member_id="a", attempt=1)) is None, "a heartbeat without a row finds None")
+    expect(await _beat(store, "a", 1) is None, "a heartbeat without a row finds None")
     expect(not (await store.poll()).members, "a heartbeat is never an upsert")
     await store.register_member(member("a"))
     names = tuple(lease_key(number).short_name for number in range(2))
-    beat = HeartbeatWrite(
-        member_id="a", attempt=3, load=7, change_count=2, changed=names, reads_healthy=False, draining=True
-    )
-    row = await _beat(store, beat)
-    expected = member("a", counter=3, load=7, change_count=2, changed=names, reads_healthy=False, draining=True)
+    carried = {"load": 7, "change_count": 2, "changed": names, "reads_healthy": False, "draining": True}
+    row = await _beat(store, "a", 3, **carried)
+    expected = member("a", counter=3, **carried)
     expect(row == expected, "a heartbeat writes its attempt as the counter, and all that it carries", row)
-    late = await _beat(store, HeartbeatWrite(member_id="a", attempt=2))
+    late = await _beat(store, "a", 2)
     expect(late == expected, "a heartbeat that arrives late changes nothing and returns the row", late)
-    same = await _beat(store, replace(beat, load=9))
+    same = await _beat(store, "a", 3, **carried | {"load": 9})
     expect(same == expected, "a heartbeat that arrives twice counts once", same)
     expect(
         await _stored(store, "a") == expected, "a heartbeat that is late or repeated leaves the stored row as it was"
     )
-    answer = await store.heartbeat(replace(beat, attempt=8))
+    answer = await store.heartbeat(HeartbeatWrite(member_id="a", attempt=8))
     expect(answer.counter_before == 3, "a heartbeat returns the counter that was stored before", answer)
     expect(answer.evidence in {None, await store.identity()}, "a heartbeat says which storage answered", answer)
 
@@ -422,13 +421,13 @@ async def a_seal_holds_only_for_the_observed_counter_and_is_final(arena: Arena) 
     store = await arena.open()
     expect(await store.seal_member("a", 0) is None, "sealing an unknown member returns None")
     await store.register_member(member("a"))
-    await _beat(store, HeartbeatWrite(member_id="a", attempt=4))
+    await _beat(store, "a", 4)
     row = await store.seal_member("a", 3)
     expect(row is not None and row.state == "live", "a member whose counter moved is not sealed", row)
     expect(await _stored(store, "a") == row, "a refused seal leaves the stored row as it was")
     row = await store.seal_member("a", 4)
     expect(row is not None and row.state == "sealed", "a member with the observed counter is sealed", row)
-    beaten = await _beat(store, HeartbeatWrite(member_id="a", attempt=5))
+    beaten = await _beat(store, "a", 5)
     expect(beaten == row, "a heartbeat after the seal changes nothing, and returns the sealed row", beaten)
     left = await store.leave("a")
     expect(left == row, "a sealed member does not leave: sealed is final", left)
@@ -441,7 +440,7 @@ async def leaving_is_one_write_and_final(arena: Arena) -> None:
     await store.register_member(member("a"))
     row = await store.leave("a")
     expect(row is not None and row.state == "left", "leave changes a live member to left", row)
-    expect(await _beat(store, HeartbeatWrite(member_id="a", attempt=9)) == row, "a member that left does not come back")
+    expect(await _beat(store, "a", 9) == row, "a member that left does not come back")
     expect(await store.seal_member("a", 0) == row, "a member that left cannot be sealed")
     expect(await _stored(store, "a") == row, "the stored row of a member that left stays as it was")
 
@@ -456,7 +455,7 @@ async def a_hand_off_is_asked_for_once_and_answered_by_a_heartbeat(arena: Arena)
     row = await store.request_hand_off("a", first)
     expect(row is not None and row.wanted == (first, second), "a request is kept once, in order", row)
     expect(await _stored(store, "a") == row, "the stored requests are those that request_hand_off returned")
-    row = await _beat(store, HeartbeatWrite(member_id="a", attempt=1, answered=(first,)))
+    row = await _beat(store, "a", 1, answered=(first,))
     expect(row is not None and row.wanted == (second,), "answered requests are removed, others stay", row)
     for request in others:
         row = await store.request_hand_off("a", request)
@@ -465,7 +464,7 @@ async def a_hand_off_is_asked_for_once_and_answered_by_a_heartbeat(arena: Arena)
     row = await store.request_hand_off("a", first)
     expect(row is not None and row.wanted == full, "a row rejects one request more", row)
     expect(await _stored(store, "a") == row, "the stored requests are those that request_hand_off returned")
-    await _beat(store, HeartbeatWrite(member_id="a", attempt=2, answered=full[1:]))
+    await _beat(store, "a", 2, answered=full[1:])
     await store.leave("a")
     row = await store.request_hand_off("a", first)
     expect(row is not None and row.wanted == (second,), "a member that left accepts no request", row)
@@ -562,10 +561,6 @@ async def rows_are_read_in_order_and_finished_ones_only_when_asked_for(arena: Ar
     expect(await store.read_lease(done.key) == done, "read_lease finds a finished row too")
 
 
-async def _take(store: LeaseStore, number: int, member_id: str, owner: str | None, version: int) -> LeaseRow | Conflict:
-    return await store.take_lease(lease_key(number), member_id, expected_owner=owner, expected_version=version)
-
-
 async def a_lease_is_taken_from_the_expected_owner_at_the_expected_version(arena: Arena) -> None:
     store = await arena.open()
     await store.register_member(member("a"))
@@ -576,10 +571,8 @@ async def a_lease_is_taken_from_the_expected_owner_at_the_expected_version(arena
     expect(await _take(store, 0, "b", None, 1) == Conflict(expected), "the owner must be the expected one")
     expect(await _take(store, 0, "b", "a", 0) == Conflict(expected), "the version must be the expected one")
     taken = await _take(store, 0, "b", "a", 1)
-    expect(
-        isinstance(taken, LeaseRow) and taken.owner == "b", "a take compares owner and version, and no other row", taken
-    )
-    expect(isinstance(taken, LeaseRow) and (taken.version, taken.epoch) == (2, 2), "version and epoch grow", taken)
+    expected = lease(owner="b", version=2, epoch=2, takes_without_progress=2)
+    expect(taken == expected, "a take compares owner and version, and no other row; version and epoch grow", taken)
     expect(await _take(store, 2, "b", None, 0) == Conflict(None), "a take of a row that is not there: Conflict(None)")
     over = lease(3, finish=Finish("end"))
     await store.create_lease(over)
@@ -604,18 +597,18 @@ async def only_the_owner_writes_a_lease_and_only_over_what_it_saw(arena: Arena) 
     store = await arena.open()
     row = lease(owner="a", version=1)
     await store.create_lease(row)
-    written = await store.write_lease(replace(row, checkpoint=at(5)), member_id="a", expected_version=1)
+    written = await _write(store, replace(row, checkpoint=at(5)), "a", 1)
     expected = replace(row, checkpoint=at(5), version=2)
     expect(written == expected, "the owner's write is stored with one version more", written)
-    other = await store.write_lease(replace(row, checkpoint=at(9)), member_id="b", expected_version=2)
+    other = await _write(store, replace(row, checkpoint=at(9)), "b", 2)
     expect(other == Conflict(expected), "another member's write is refused, and returns the stored row", other)
-    old = await store.write_lease(replace(row, checkpoint=at(4)), member_id="a", expected_version=1)
+    old = await _write(store, replace(row, checkpoint=at(4)), "a", 1)
     expect(old == Conflict(expected), "an older write does not replace a newer one", old)
-    none = await store.write_lease(lease(7), member_id="a", expected_version=0)
+    none = await _write(store, lease(7), "a", 0)
     expect(none == Conflict(None), "a write creates no row", none)
-    given = await store.write_lease(replace(expected, owner="b"), member_id="a", expected_version=2)
+    given = await _write(store, replace(expected, owner="b"), "a", 2)
     expect(isinstance(given, LeaseRow) and given.owner == "b", "a lease is given by its owner's write", given)
-    freed = await store.write_lease(replace(expected, owner=None), member_id="b", expected_version=3)
+    freed = await _write(store, replace(expected, owner=None), "b", 3)
     expect(isinstance(freed, LeaseRow) and freed.owner is None, "a lease is released by its owner's write", freed)
     expect(await store.read_lease(row.key) == freed, "what was acknowledged is what is read")
 
@@ -626,18 +619,15 @@ async def a_lost_answer_is_recognised_by_a_retry(arena: Arena) -> None:
     await _take(store, 0, "a", None, 0)  # the answer of this one is lost
     again = await _take(store, 0, "a", None, 0)
     expect(isinstance(again, Conflict), "the same take twice is a conflict", again)
-    mine = again.row if isinstance(again, Conflict) else None
-    expect(
-        mine is not None and mine.owner == "a" and mine.version == 1,
-        "the conflict shows that the taker owns the lease",
-        mine,
-    )
+    assert isinstance(again, Conflict)
+    mine = again.row
+    expect(mine is not None and (mine.owner, mine.version) == ("a", 1), "the conflict shows the taker as owner", mine)
     assert mine is not None
     commit = replace(mine, checkpoint=at(5))
-    await store.write_lease(commit, member_id="a", expected_version=1)  # lost too
-    again = await store.write_lease(commit, member_id="a", expected_version=1)
-    shown = again.row if isinstance(again, Conflict) else None
-    expect(shown == replace(commit, version=2), "the same commit twice is a conflict that shows the commit", shown)
+    await _write(store, commit, "a", 1)  # lost too
+    again = await _write(store, commit, "a", 1)
+    expected = Conflict(replace(commit, version=2))
+    expect(again == expected, "the same commit twice is a conflict that shows the commit", again)
 
 
 async def only_a_finished_row_is_deleted(arena: Arena) -> None:
@@ -646,7 +636,7 @@ async def only_a_finished_row_is_deleted(arena: Arena) -> None:
     await store.create_lease(row)
     expect(not await store.delete_lease(row.key, 0), "an unfinished row is not deleted")
     done = replace(row, owner=None, finish=Finish("end"))
-    await store.write_lease(done, member_id="a", expected_version=0)
+    await _write(store, done, "a", 0)
     expect(not await store.delete_lease(row.key, 0), "a row of another version is not deleted")
     expect(await store.delete_lease(row.key, 1), "a finished row of the expected version is deleted")
     expect(await store.read_lease(row.key) is None, "a deleted row is gone")
@@ -685,8 +675,7 @@ async def one_of_many_writes_of_a_version_holds(arena: Arena) -> None:
     for version in range(_ROUNDS):
 
         def write(store: LeaseStore, racer: int, version: int = version) -> Awaitable[LeaseRow | Conflict]:
-            written = replace(row, checkpoint=at(version * 100 + racer))
-            return store.write_lease(written, member_id="a", expected_version=version)
+            return _write(store, replace(row, checkpoint=at(version * 100 + racer)), "a", version)
 
         outcomes = await _race(stores, write)
         won = [outcome for outcome in outcomes if isinstance(outcome, LeaseRow)]
@@ -716,10 +705,9 @@ async def a_seal_and_a_heartbeat_do_not_both_hold(arena: Arena) -> None:
     for number in range(_ROUNDS):
         name = f"m{number}"
         await stores[0].register_member(member(name))
-        sealed, beaten = await asyncio.gather(
-            stores[1].seal_member(name, 0), _beat(stores[2], HeartbeatWrite(member_id=name, attempt=1))
-        )
-        final = next(row for row in (await stores[0].poll()).members if row.member_id == name)
+        sealed, beaten = await asyncio.gather(stores[1].seal_member(name, 0), _beat(stores[2], name, 1))
+        final = await _stored(stores[0], name)
+        assert final is not None
         allowed = {("sealed", 0), ("live", 1)}
         expect((final.state, final.counter) in allowed, "either the seal or the heartbeat succeeds, not both", final)
         expect(sealed is not None and sealed.state == final.state, "the result of the seal says which", sealed)
@@ -732,10 +720,7 @@ async def no_request_is_lost_to_a_heartbeat(arena: Arena) -> None:
     requests = _requests(REQUESTS_MAX)
     await asyncio.gather(
         *(stores[number % _HANDLES].request_hand_off("a", request) for number, request in enumerate(requests)),
-        *(
-            _beat(stores[attempt % _HANDLES], HeartbeatWrite(member_id="a", attempt=attempt + 1))
-            for attempt in range(_ROUNDS)
-        ),
+        *(_beat(stores[attempt % _HANDLES], "a", attempt + 1) for attempt in range(_ROUNDS)),
     )
     (row,) = (await stores[0].poll()).members
     expect(sorted(row.wanted) == sorted(requests), "every request is in the row", row.wanted)
@@ -745,10 +730,10 @@ async def no_request_is_lost_to_a_heartbeat(arena: Arena) -> None:
 async def what_was_acknowledged_outlives_the_handles(arena: Arena) -> None:
     store = await arena.open()
     await store.register_member(member("a"))
-    beaten = await _beat(store, HeartbeatWrite(member_id="a", attempt=1))
+    beaten = await _beat(store, "a", 1)
     await store.put_stream(_stream())
     await store.create_lease(lease(owner="a"))
-    committed = await store.write_lease(replace(lease(owner="a"), checkpoint=at(5)), member_id="a", expected_version=0)
+    committed = await _write(store, lease(owner="a", checkpoint=at(5)), "a", 0)
     await store.put_control(ControlRow(command_id="c", action="pause"))
     incarnation = await store.identity()
     await arena.close()
@@ -820,26 +805,20 @@ async def two_event_loops_use_one_handle(arena: Arena) -> None:
     await store.create_lease(lease(owner="a"))
 
     async def beat(first: int) -> list[MemberRow | None]:
-        return [await _beat(store, HeartbeatWrite(member_id="a", attempt=first + n)) for n in range(_BEATS)]
+        return [await _beat(store, "a", first + n) for n in range(_BEATS)]
 
     for life in range(2):  # a worker that was sealed starts another thread
         beating = _in_a_thread(partial(beat, life * _BEATS + 1))
         for number in range(_BEATS):
             version = life * _BEATS + number
-            written = await store.write_lease(
-                lease(owner="a", checkpoint=at(version)), member_id="a", expected_version=version
-            )
+            written = await _write(store, lease(owner="a", checkpoint=at(version)), "a", version)
             expect(isinstance(written, LeaseRow), "one loop writes while heartbeats come from another", written)
             await store.poll()
         counters = [row.counter for row in await beating if row is not None]
         expected = [life * _BEATS + 1 + number for number in range(_BEATS)]
         expect(counters == expected, "heartbeats from a loop of their own are all written", counters)
-    poll = await store.poll()
-    expect(
-        [row.counter for row in poll.members] == [2 * _BEATS],
-        "the first loop sees the heartbeats of the other",
-        poll.members,
-    )
+    row = await _stored(store, "a")
+    expect(row is not None and row.counter == 2 * _BEATS, "the first loop sees the heartbeats of the other", row)
 
 
 async def threads_with_handles_of_their_own_race_for_one_lease(arena: Arena) -> None:
@@ -868,9 +847,7 @@ async def a_cancelled_call_leaves_the_handle_usable(arena: Arena) -> None:
     for number in range(_ROUNDS):
         with suppress(TimeoutError):
             async with asyncio.timeout(0):
-                await store.write_lease(
-                    replace(row, checkpoint=at(number)), member_id="a", expected_version=row.version
-                )
+                await _write(store, replace(row, checkpoint=at(number)), "a", row.version)
         row = await _write_over_what_is_stored(store, row, number)
     expect(await store.read_lease(row.key) == row, "what was written last is what is read")
 
@@ -878,9 +855,7 @@ async def a_cancelled_call_leaves_the_handle_usable(arena: Arena) -> None:
 async def _write_over_what_is_stored(store: LeaseStore, row: LeaseRow, number: int) -> LeaseRow:
     """A cancelled write may take effect at any time, so the next write of the owner may conflict with it, once."""
     for _ in range(2):
-        outcome = await store.write_lease(
-            replace(row, checkpoint=at(100 + number)), member_id="a", expected_version=row.version
-        )
+        outcome = await _write(store, replace(row, checkpoint=at(100 + number)), "a", row.version)
         if isinstance(outcome, LeaseRow):
             return outcome
         expect(
@@ -903,7 +878,7 @@ async def a_call_to_a_slow_store_can_be_cancelled_and_the_store_answers_later(ar
         started = time.monotonic()
         try:
             async with asyncio.timeout(_GIVE_UP_SECONDS):
-                await store.write_lease(replace(row, checkpoint=at(1)), member_id="a", expected_version=0)
+                await _write(store, replace(row, checkpoint=at(1)), "a", 0)
         except (TimeoutError, LeaseStoreError):
             pass
         else:
@@ -930,10 +905,10 @@ async def a_roll_back_shows(arena: Arena) -> None:
     store = await arena.open()
     await store.register_member(member("a"))
     await store.create_lease(lease(owner="a"))
-    await _beat(store, HeartbeatWrite(member_id="a", attempt=1))
+    await _beat(store, "a", 1)
     roll_back = arena.snapshot()
-    await _beat(store, HeartbeatWrite(member_id="a", attempt=5))
-    await store.write_lease(lease(owner="a", checkpoint=at(5)), member_id="a", expected_version=0)
+    await _beat(store, "a", 5)
+    await _write(store, lease(owner="a", checkpoint=at(5)), "a", 0)
     before = await store.poll()
     roll_back()
     try:
@@ -943,17 +918,11 @@ async def a_roll_back_shows(arena: Arena) -> None:
         return  # the store refuses to answer, so no caller sees old rows
     if before.evidence is not None and after.evidence != before.evidence:
         return
-    counters = [row.counter for row in after.members]
+    counters, versions = [row.counter for row in after.members], [row.version for row in leases]
     expect(counters == [1], "after a rollback the identity differs, or the old rows are returned", counters)
-    expect(
-        [row.version for row in leases] == [0],
-        "after a rollback the identity differs, or the old leases are returned",
-        leases,
-    )
+    expect(versions == [0], "after a rollback the identity differs, or the old leases are returned", versions)
     answer = await store.heartbeat(HeartbeatWrite(member_id="a", attempt=6))
-    expect(
-        answer.counter_before == 1, "after a rollback a heartbeat returns the counter that was stored before it", answer
-    )
+    expect(answer.counter_before == 1, "after a rollback, a heartbeat returns the counter that was stored", answer)
 
 
 _CHECKS: list[Callable[[Arena], Awaitable[None]]] = [
@@ -988,27 +957,24 @@ def check_lease_store(
     `slow` is a context manager in which the storage answers no write; with it, deadlines are tested too. `snapshot` is
     a function that saves the storage and returns a function that restores it; with it, rollbacks are tested too.
     """
-    make_arena = partial(Arena, make_store, durable=durable, single_worker=single_worker, slow=slow, snapshot=snapshot)
     omitted = (*(() if durable else _DURABLE_CHECKS), *(_SEVERAL_WORKERS_CHECKS if single_worker else ()))
     checks = [check for check in _CHECKS if check not in omitted]
-    failures = [failure for check in checks if (failure := _failure(check, make_arena)) is not None]
+    failures: list[Exception] = []
+    for check in checks:
+        arena = Arena(make_store, durable=durable, single_worker=single_worker, slow=slow, snapshot=snapshot)
+        try:
+            asyncio.run(_run(check, arena))
+        except Exception as error:  # noqa: BLE001 -- all failures are reported at once
+            error.add_note(f"in the check {check.__name__.replace('_', ' ')!r}")
+            failures.append(error)
     if failures:
         raise ExceptionGroup(
             f"{len(failures)} of {len(checks)} rules of the lease store contract do not hold", failures
         )
 
 
-def _failure(check: Callable[[Arena], Awaitable[None]], make_arena: Callable[[], Arena]) -> Exception | None:
-    async def run() -> None:
-        arena = make_arena()
-        try:
-            await check(arena)
-        finally:
-            await arena.close()
-
+async def _run(check: Callable[[Arena], Awaitable[None]], arena: Arena) -> None:
     try:
-        asyncio.run(run())
-    except Exception as error:  # noqa: BLE001 -- the supervisor of the checks: all failures are reported at once
-        error.add_note(f"in the check {check.__name__.replace('_', ' ')!r}")
-        return error
-    return None
+        await check(arena)
+    finally:
+        await arena.close()

@@ -46,9 +46,6 @@ class _Task(asyncio.Task[T]):
     def __hash__(self) -> int:
         return self._number
 
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
 
 class _Future(asyncio.Future[T]):
     def __init__(self, number: int, *, loop: asyncio.AbstractEventLoop) -> None:
@@ -57,9 +54,6 @@ class _Future(asyncio.Future[T]):
 
     def __hash__(self) -> int:
         return self._number
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
 
 
 class SimulationLoop(base_events.BaseEventLoop):

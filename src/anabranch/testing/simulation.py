@@ -9,14 +9,15 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, Literal, get_args
 
 import msgspec
+from msgspec.structs import replace
 
-from anabranch._engine.handler_calls import HandlerCall
+from anabranch._engine.handler_calls import HandlerCall, HandlerOptions
 from anabranch.consumer import Consumer
+from anabranch.dead_letters.redrive import RegisteredHandler
 from anabranch.policies import Retry
 from anabranch.records import Context, Record
 from anabranch.testing.world.fleet import FleetVerdict, Outcome, SimulatedFleet
 from anabranch.testing.world.options import FleetOptions, ScriptAction
-from anabranch.testing.world.worker import UserHandler
 from anabranch.values import Decoder, decode_with
 
 Fault = Literal["crash", "cut_off", "lost_messages", "pause", "reshard", "stop", "throttle"]
@@ -106,7 +107,7 @@ def simulate(
     expect: Mapping[int, Outcome] | None = None,
 ) -> SimulationReport:
     """Writes `records`, each a (partition key, data) pair, over `seconds` of virtual time while the faults strike. Then
-    every record must be handled within three virtual minutes.
+    every record must be handled within three virtual minutes, plus half a second for each record.
 
     `faults` strike again and again at times that the seed decides. `script` says what happens at which second, for
     example `[(5.0, "split"), (9.0, "crash")]`.
@@ -118,30 +119,29 @@ def simulate(
     `{7: "skipped"}`. Any other end of a record is a violation.
     """
     written = list(records)
-    batches, decode_value = None, decode_with(bytes if decode is None else decode)
-    called: Callable[..., Awaitable[Any]]
-    if not isinstance(handler, Consumer):
-        called = handler
-    else:
+    if isinstance(handler, Consumer):
         options = {"concurrency": concurrency, "decode": decode, "on_failure": on_failure, "order": order}
         if ignored := [name for name, value in options.items() if value is not None]:
             raise ValueError(
                 f"a consumer is simulated with its own {', '.join(ignored)}: pass them to Consumer, or pass a handler"
             )
         registered = handler.registered_handler
-        called, batches, given = registered.handler, registered.batches, registered.options
-        order, concurrency, decode_value, on_failure = given.order, given.concurrency, given.decode_value, given.policy
+    else:
+        handler_options = HandlerOptions(
+            order=order or "shard",
+            concurrency=8 if concurrency is None else concurrency,
+            decode=decode_with(bytes if decode is None else decode),
+            policy=on_failure or Retry(),
+        )
+        registered = RegisteredHandler(handler, None, handler_options)
     fleet_options = FleetOptions(
         worker_count=workers,
         shard_count=shards,
-        order=order or "shard",
-        concurrency=8 if concurrency is None else concurrency,
         faulty_seconds=seconds,
         **_disturbances(faults, tuple(script)),
     )
-    watched = _WatchedHandler(called)
-    user_handler = UserHandler(watched, on_failure or Retry(), decode_value, batches)
-    verdict = SimulatedFleet(seed, fleet_options, user_handler, written).run()
+    watched = _WatchedHandler(registered.handler)
+    verdict = SimulatedFleet(seed, fleet_options, replace(registered, handler=watched), written).run()
     return SimulationReport(
         seed=seed,
         record_count=len(written),
@@ -170,9 +170,11 @@ def _disturbances(faults: Iterable[Fault], script: tuple[tuple[float, ScriptActi
 
 
 def _violations(verdict: FleetVerdict, expected: Mapping[int, Outcome] | None) -> tuple[str, ...]:
-    """If a shard is expected to stop at a record, the records behind it may stay unfinished."""
+    """If a shard is expected to stop at a record, it and its descendants may keep unfinished records."""
     may_stop = expected is not None and "stops" in expected.values()
     found = [str(one) for one in verdict.violations if not (may_stop and one.promise == "no standstill")]
+    if may_stop and verdict.left:
+        found.append(f"{len(verdict.left)} records were never finished, the first is record {verdict.left[0]}")
     if expected is not None:
         for number in sorted({*expected, *verdict.outcomes}):
             wanted, was = expected.get(number, "handled"), verdict.outcomes.get(number, "handled")

@@ -13,7 +13,7 @@ from anabranch.testing.world.processes import SimulatedProcess
 from harsh.faults import HarshFaults, HarshNetwork
 from harsh.lease_store import HarshLeaseStore, HarshRows
 from harsh.stream import HarshKinesis, HarshStream
-from harsh.worker import HarshWorker, simulated_budget, user_handler
+from harsh.worker import HarshWorker, registered_handler, simulated_budget
 
 _AGGREGATE_MAX = 5
 _CHECK_SECONDS = 1.0
@@ -33,7 +33,7 @@ class HarshFleet(SimulatedFleet):
     faults_class = HarshFaults
 
     def __init__(self, seed, options):
-        super().__init__(seed, options, user_handler(options), [])
+        super().__init__(seed, options, registered_handler(options), [])
         self.records = [
             (f"key-{self.random.randrange(options.key_count)}", str(number).encode())
             for number in range(options.record_count)
@@ -129,7 +129,7 @@ class SimulatedViewer:
 
     def __init__(self, fleet):
         self._fleet = fleet
-        self._process = SimulatedProcess("viewer", fleet.loop, tell=fleet.journal.tell)
+        self._process = SimulatedProcess("viewer", fleet)
         self._last = None
         self._task = self._process.spawn(self._look(), "viewer")
 
@@ -179,7 +179,7 @@ class SimulatedOperator:
 
     def __init__(self, fleet):
         self._fleet = fleet
-        self._process = SimulatedProcess("operator", fleet.loop, tell=fleet.journal.tell)
+        self._process = SimulatedProcess("operator", fleet)
         self._task = self._process.spawn(self._work(), "operator")
 
     async def _work(self):

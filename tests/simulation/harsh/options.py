@@ -12,6 +12,8 @@ OVERRUN_SECONDS_MAX = 40.0
 
 
 class HarshOptions(FleetOptions, frozen=True, kw_only=True):
+    order: Literal["shard", "key", "none"] = "shard"
+    concurrency: int = 8
     record_count: int = 100
     key_count: int = 10
     consume_mode: ConsumeMode = "run"

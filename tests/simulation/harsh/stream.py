@@ -157,15 +157,15 @@ class HarshStream(SimulatedStream):
         if not self.exists:
             return
         listed = self.listed_shards()
-        unseen = {name for name in self._parents if name not in listed and name not in self._readable.shards}
+        unseen = {name for name in self.parents if name not in listed and name not in self._readable.shards}
         gone = {facts.incarnation_name(shard_id, self.incarnation)}
-        for name, parents in self._parents.items():  # in the order of their creation
+        for name, parents in self.parents.items():  # in the order of their creation
             if name in unseen and any(parent in gone for parent in parents):
                 gone.add(name)
         before = {facts.incarnation_name(shard_id, self.incarnation)}
-        for name in reversed(self._parents):
+        for name in reversed(self.parents):
             if name in before:
-                before.update(parent for parent in self._parents[name] if parent in unseen)
+                before.update(parent for parent in self.parents[name] if parent in unseen)
         horizon_ms, since_ms = self.now_ms() - _RETENTION_MS, int((since_seconds or 0) * 1000)
         for name in [name for name in self._kept if name in gone or name in before]:
             first_ms = 0 if name in gone else since_ms

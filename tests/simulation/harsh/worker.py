@@ -16,13 +16,14 @@ from anabranch._engine.handler_calls import HandlerOptions
 from anabranch._engine.stop_conditions import StopConditions
 from anabranch.budget import READ_RESERVE_BYTES, Budget
 from anabranch.config import CheckpointSettings, ConsumerSettings, LeaseSettings
+from anabranch.dead_letters.redrive import RegisteredHandler
 from anabranch.errors import AnabranchError, LeaseStoreInvalidError, StreamError, StreamNotFoundError
 from anabranch.events import DataLost, LeaseLost, LeaseTaken, StreamChanged
 from anabranch.policies import DeadLetter, Retry, Skip, Stop
 from anabranch.records import BatchFailure, Record
 from anabranch.testing import journal as facts
 from anabranch.testing.world.options import APP
-from anabranch.testing.world.worker import JournaledHandler, SimulatedWorker, UserHandler
+from anabranch.testing.world.worker import JournaledHandler, SimulatedWorker
 from harsh.options import OVERRUN_SECONDS_MAX
 
 _ATTEMPTS = 10
@@ -61,8 +62,8 @@ class SimulatedHandler(JournaledHandler):
         if fleet.options.paused_starts:
             self.before_call = self._pause_sometimes
 
-    def _work(self, given, context):
-        return self._simulate_work([given] if isinstance(given, Record) else given.records, context.attempt)
+    async def _work(self, given, context):
+        await self._simulate_work([given] if isinstance(given, Record) else given.records, context.attempt)
 
     async def handle_in_loop(self, records):
         """The body of an `async for` loop."""
@@ -167,14 +168,15 @@ def simulated_budget(options):
     return budget
 
 
-def user_handler(options):
+def registered_handler(options):
     """The handler is that of each worker; `simulate` passes its caller's."""
     policy = Retry(
         attempts=_ATTEMPTS if not options.poison else _ATTEMPTS_AT_POISON,
         timeout=options.timeout_seconds or None,
         then=_THEN[options.then],
     )
-    return UserHandler(None, policy, batches=_BATCHES if options.consume_mode == "run_batches" else None)
+    handler_options = HandlerOptions(order=options.order, concurrency=options.concurrency, decode=None, policy=policy)
+    return RegisteredHandler(None, _BATCHES if options.consume_mode == "run_batches" else None, handler_options)
 
 
 class HarshWorker(SimulatedWorker):
@@ -209,9 +211,9 @@ class HarshWorker(SimulatedWorker):
                 return super()._engine_mode()
 
     def _handler_options(self):
-        options, policy = self._fleet.options, self._fleet.user_handler.policy
+        options, given = self._fleet.options, super()._handler_options()
         decode = self._handler.decode if options.undecodable or options.poison else None
-        return HandlerOptions(order=options.order, concurrency=options.concurrency, decode=decode, policy=policy)
+        return HandlerOptions(order=given.order, concurrency=given.concurrency, decode=decode, policy=given.policy)
 
     def _on_event(self, event):
         super()._on_event(event)

@@ -13,6 +13,7 @@ from anabranch._aws.credentials import CredentialSource
 from anabranch._wire.sigv4 import SigningCredentials
 from anabranch.config import Aws
 from anabranch.errors import ConfigurationError, CredentialsError, UsageError
+from patience import PATIENCE
 
 
 class Keys:
@@ -66,14 +67,14 @@ def test_they_are_refreshed_every_minute_while_calls_use_the_old_ones():
                 name = next(names)
                 if name != "one":
                     asked.set()
-                    go_on.wait(5)
+                    go_on.wait(PATIENCE)
                 return Keys(name)
 
         source = CredentialSource(lambda anew: Refreshing(), monotonic=time)
         first = await source.get()
         time.now += 61
         assert source.current() is first
-        await asyncio.to_thread(asked.wait, 5)
+        await asyncio.to_thread(asked.wait, PATIENCE)
         assert source.current() is first
         go_on.set()
         assert (await asyncio.wrap_future(source._reading)).access_key_id == "two"

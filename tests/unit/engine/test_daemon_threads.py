@@ -8,6 +8,7 @@ import pytest
 
 from anabranch._daemon_threads import DaemonThreads
 from anabranch._engine.handler_calls import HandlerCall
+from patience import PATIENCE
 
 NAME = contextvars.ContextVar("NAME", default="nobody")
 
@@ -101,9 +102,9 @@ def test_a_shutdown_ends_the_threads_and_makes_no_call_that_waits():
     async def main():
         threads, has_begun, may_end, made = DaemonThreads(1, "test"), threading.Event(), threading.Event(), []
         thread = await begin(threads, threading.current_thread)
-        running = begin(threads, lambda: has_begun.set() or may_end.wait(10))
+        running = begin(threads, lambda: has_begun.set() or may_end.wait(PATIENCE))
         waiting = begin(threads, lambda: made.append(1))
-        has_begun.wait(10)
+        has_begun.wait(PATIENCE)
         threads.shutdown(cancel_futures=True)
         threads.shutdown(cancel_futures=True)
         with pytest.raises(asyncio.CancelledError):
@@ -112,7 +113,7 @@ def test_a_shutdown_ends_the_threads_and_makes_no_call_that_waits():
             threads.submit(int)
         may_end.set()
         assert await running
-        thread.join(5)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
         assert made == []
 
@@ -124,11 +125,11 @@ def test_a_call_may_outlive_the_loop_that_began_it():
 
     async def main():
         thread = await begin(threads, threading.current_thread)
-        begin(threads, lambda: may_end.wait(10))
+        begin(threads, lambda: may_end.wait(PATIENCE))
         return thread
 
     thread = asyncio.run(main())
     threads.shutdown(cancel_futures=True)
     may_end.set()
-    thread.join(5)
+    thread.join(PATIENCE)
     assert not thread.is_alive()

@@ -17,6 +17,7 @@ import pytest
 
 from anabranch._engine.handler_calls import ProcessSlots
 from anabranch.errors import ConfigurationError
+from patience import PATIENCE
 
 from stream_world import run, until
 
@@ -171,4 +172,4 @@ def test_a_parent_that_is_killed_leaves_no_process_behind(tmp_path):
     with subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE) as parent:
         assert int(parent.stdout.readline()) != parent.pid
         parent.kill()
-        parent.communicate(timeout=15)  # the pipe ends with the last process that holds it
+        parent.communicate(timeout=PATIENCE)  # the pipe ends with the last process that holds it

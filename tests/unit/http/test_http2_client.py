@@ -11,6 +11,7 @@ import pytest
 from anabranch._http.client.http2_connection import Http2ClientConnection
 from anabranch._http.client.limits import ClientTimeouts
 from anabranch.errors import TransportError
+from patience import PATIENCE
 
 
 class Transport(asyncio.Transport):
@@ -64,7 +65,7 @@ class Peer:
 
 def run(main):
     async def guarded():
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await main()
 
     asyncio.run(guarded())

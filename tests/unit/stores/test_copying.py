@@ -24,6 +24,8 @@ from anabranch.application import Application
 from anabranch.errors import LeaseStoreError, LeaseStoreInvalidError, UsageError
 from anabranch.stores import MemoryLeaseStore, SqliteLeaseStore
 from anabranch.stores.dynamodb import DynamoDbLeaseStore
+from anabranch.testing.loop import run
+from anabranch.testing.world.processes import SimulatedClock
 from memory_dynamodb import FailingDynamoDb, MemoryClients, MemoryDynamoDb
 
 APP = AppRow(app="billing", app_id="first", created_wall_ms=1)
@@ -44,6 +46,7 @@ LEASES = [
         extra={"colour": "red"},
     ),
 ]
+EXPIRY_MS = 3_000
 MOVED = [replace(row, owner=None) for row in LEASES]
 
 
@@ -58,7 +61,7 @@ async def fill(store, member_state="left"):
     await store.put_stream(STREAM)
     for row in LEASES:
         await store.create_lease(row)
-    await store.register_member(MemberRow(member_id="a#1", expiry_ms=3_000))
+    await store.register_member(MemberRow(member_id="a#1", expiry_ms=EXPIRY_MS))
     if member_state == "left":
         await store.leave("a#1")
     await store.put_control(ControlRow(command_id="1", action="pause"))
@@ -102,11 +105,13 @@ def test_a_member_that_did_not_leave_is_watched_for_its_expiry_and_sealed():
     async def main():
         source, target = dynamodb(MemoryDynamoDb()), dynamodb(MemoryDynamoDb(), "other")
         await fill(source, member_state="live")
-        await Application("billing", leases=source).copy_to(target)
+        clock = SimulatedClock(asyncio.get_running_loop(), 0)
+        await Application("billing", leases=source, clock=clock).copy_to(target)
+        assert clock.now_ms() >= EXPIRY_MS
         await check_arrived(target)
         assert [row.state for row in (await source.poll()).members] == ["sealed"]
 
-    asyncio.run(main())
+    run(main)
 
 
 def test_a_live_worker_keeps_its_application():
@@ -120,13 +125,14 @@ def test_a_live_worker_keeps_its_application():
                 await asyncio.sleep(0.1)
 
         beating = asyncio.create_task(beat())
+        clock = SimulatedClock(asyncio.get_running_loop(), 0)
         with pytest.raises(UsageError, match=r"has live workers \(a\): stop them first"):
-            await Application("billing", leases=source).copy_to(target)
+            await Application("billing", leases=source, clock=clock).copy_to(target)
         beating.cancel()
         assert (await source.poll()).app.place == "here"
         assert await target.read_app() is None
 
-    asyncio.run(main())
+    run(main)
 
 
 def test_a_worker_that_starts_at_the_same_moment_keeps_its_application():

@@ -112,6 +112,16 @@ async def fill(store):
     await store.put_control(ControlRow(command_id="c", action="pause"))
 
 
+async def half_deleted(store, calls, breaks=None):
+    """Its deletion has failed in the call after these."""
+    await fill(store)
+    store.calls_left, store.breaks = calls, breaks or store.breaks
+    with pytest.raises(LeaseStoreError):
+        await store.delete_app("first")
+    store.calls_left = None
+    return store
+
+
 @pytest.mark.parametrize("breaks", ["before", "after"])
 def test_a_deletion_that_failed_at_any_step_continues_in_another_process(make_store, breaks):
     async def main():
@@ -142,12 +152,7 @@ def test_a_deletion_that_failed_at_any_step_continues_in_another_process(make_st
 
 def test_leftovers_are_deleted_beside_a_new_application_of_the_name(make_store):
     async def main():
-        store = make_store()
-        await fill(store)
-        store.calls_left = 4
-        with pytest.raises(LeaseStoreError):
-            await store.delete_app("first")
-        store.calls_left = None
+        store = await half_deleted(make_store(), 4)
         new = await store.open(AppRow(app="billing", app_id="second", created_wall_ms=2))
         await store.register_member(MemberRow(member_id="c#1", expiry_ms=10_000))
         assert list(await store.leftovers()) == ["first"]
@@ -163,12 +168,7 @@ def test_leftovers_are_deleted_beside_a_new_application_of_the_name(make_store):
 
 def test_a_deletion_that_failed_before_it_deleted_anything_names_no_leftovers(make_store):
     async def main():
-        store = make_store()
-        await fill(store)
-        store.calls_left, store.breaks = 1, "after"
-        with pytest.raises(LeaseStoreError):
-            await store.delete_app("first")
-        store.calls_left = None
+        store = await half_deleted(make_store(), 1, "after")
         assert (await store.read_app()).app_id == "first"
         assert list(await store.leftovers()) == []
         await store.close()
@@ -178,12 +178,7 @@ def test_a_deletion_that_failed_before_it_deleted_anything_names_no_leftovers(ma
 
 def test_an_application_whose_deletion_failed_is_deleted_by_the_next_try(make_store):
     async def main():
-        store = make_store()
-        await fill(store)
-        store.calls_left = 6
-        with pytest.raises(LeaseStoreError):
-            await store.delete_app("first")
-        store.calls_left = None
+        store = await half_deleted(make_store(), 6)
         with pytest.raises(LeaseStoreInvalidError, match="was deleted, but rows of it are left") as caught:
             await Application("billing", leases=store).status()
         assert caught.value.code == "half_deleted"
@@ -199,12 +194,7 @@ def test_an_application_whose_deletion_failed_is_deleted_by_the_next_try(make_st
 
 def test_a_deletion_also_ends_an_earlier_one_of_the_name(make_store):
     async def main():
-        store = make_store()
-        await fill(store)
-        store.calls_left = 6
-        with pytest.raises(LeaseStoreError):
-            await store.delete_app("first")
-        store.calls_left = None
+        store = await half_deleted(make_store(), 6)
         await store.open(AppRow(app="billing", app_id="second", created_wall_ms=2))
         await Application("billing", leases=store).delete()
         assert store.row_count() == 0

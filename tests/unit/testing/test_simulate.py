@@ -168,6 +168,30 @@ def test_a_consumer_is_simulated_with_its_own_handler_and_policy(then, outcome, 
     assert report.outcomes == {7: outcome}
 
 
+def test_a_record_that_never_ends_is_reported_beside_a_shard_that_is_expected_to_stop():
+    async def handle(record):
+        if record.data == b"7":
+            raise LookupError("no such customer")
+        if record.data == b"8":
+            await asyncio.get_running_loop().create_future()
+
+    report = simulate(handle, NUMBERS, seconds=5, expect={7: "stops"}, on_failure=Retry(attempts=1))
+    assert report.outcomes == {7: "stops"}
+    assert report.violations == ("4 records were never finished, the first is record 8",)
+
+
+def test_the_children_of_a_shard_that_is_expected_to_stop_may_keep_their_records():
+    async def handle(record):
+        if record.data == b"7":
+            raise LookupError("no such customer")
+
+    orders = [(f"user-{n % 20}", str(n).encode()) for n in range(60)]
+    expected, last = {7: "stops"}, Retry(attempts=1)
+    report = simulate(handle, orders, shards=1, seconds=9, script=[(4, "split")], expect=expected, on_failure=last)
+    report.check()
+    assert report.finished_count < 40
+
+
 @pytest.mark.parametrize("max_records", [3, 30])
 def test_a_batch_handler_gets_the_batches_that_it_is_registered_for(max_records):
     consumer = Consumer("orders", app="billing")

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from anabranch._core.leases.timing import LEASE_EXPIRY_MS_DEFAULT, LeaseTiming, lease_timing
-from anabranch._engine.fleet import HeartbeatSender
 from anabranch.budget import Budget
+from anabranch.dead_letters.redrive import RegisteredHandler
 from anabranch.testing.checkers import NoStandstill, all_checkers
 from anabranch.testing.journal import Journal, ProcessDied, RunEnded, UnseenError, Violation
 from anabranch.testing.loop import SimulationLoop, run
@@ -19,7 +19,7 @@ from anabranch.testing.world.kinesis import SimulatedKinesis, SimulatedStream
 from anabranch.testing.world.lease_store import SimulatedLeaseStore, SimulatedRows
 from anabranch.testing.world.options import FleetOptions, ScriptAction
 from anabranch.testing.world.processes import MESSAGE_SECONDS_MAX, Network, ProcessScheduler, SimulatedProcess
-from anabranch.testing.world.worker import SimulatedWorker, UserHandler
+from anabranch.testing.world.worker import SimulatedWorker
 
 _STEPS_MAX = 2_000_000
 """Twenty times what a large fleet takes, so a busy loop is found in seconds."""
@@ -53,6 +53,8 @@ class FleetVerdict(msgspec.Struct, frozen=True, kw_only=True):
     skips: int
     outcomes: dict[int, Outcome]
     """Of each record that was not handled, by its number."""
+    left: tuple[int, ...]
+    """The numbers of the records that were never finished, in shards that neither are stopped nor descend from one."""
 
 
 class FaultSchedule:
@@ -169,12 +171,13 @@ class SimulatedFleet:
         self,
         seed: int,
         options: FleetOptions,
-        user_handler: UserHandler,
+        registered: RegisteredHandler,
         records: Sequence[tuple[str, bytes]],
     ) -> None:
         self.options = options
         self.loop = SimulationLoop(seed, order=options.loop_order, steps_max=_STEPS_MAX)
-        self.user_handler = user_handler
+        self.registered = registered
+        """The user's handler, and how it is called."""
         self.records = records
         """What is written while the faults strike, as (partition key, data)."""
         self.random = Random(f"world {seed}")  # noqa: S311 -- a simulation's dice, not a secret
@@ -185,15 +188,13 @@ class SimulatedFleet:
         self.stream = self.stream_class(self)
         self.rows = self.rows_class(self)
         self.workers: list[SimulatedWorker] = []
-        self._processes = ProcessScheduler(
-            self.loop, is_heartbeat=lambda coroutine: coroutine.cr_code is HeartbeatSender.run.__code__
-        )
+        self._processes = ProcessScheduler(self.loop)
         self._started = 0
         self._steps = 0
         self.loop.set_exception_handler(self._on_loop_error)
 
     def _keeps_order(self) -> bool:
-        return self.options.order != "none" or self.user_handler.batches is not None
+        return self.registered.options.order != "none" or self.registered.batches is not None
 
     def now_ms(self) -> int:
         return int(self.loop.time() * 1000)
@@ -216,20 +217,11 @@ class SimulatedFleet:
         error_ppm = int(options.clock_error * 1_000_000)
         process = SimulatedProcess(
             f"worker-{index}.{self._started}",
-            self.loop,
+            self,
             rate_ppm=self.random.randrange(-error_ppm, error_ppm + 1),
             clock_stops=options.clocks_stop,
-            tell=self.journal.tell,
         )
-        timing, budget = self._draw_timing(), self._make_budget()
-        return self.worker_class(
-            process,
-            self,
-            kinesis=self.kinesis_class(self, process, budget),
-            store=self.store_class(self, process, call_deadline_ms=timing.call_deadline_ms),
-            timing=timing,
-            budget=budget,
-        )
+        return self.worker_class(process, self, self._draw_timing(), self._make_budget())
 
     def _draw_timing(self) -> LeaseTiming:
         return lease_timing(LEASE_EXPIRY_MS_DEFAULT)
@@ -256,6 +248,7 @@ class SimulatedFleet:
             letters=len(journal.letters),
             skips=len(journal.skips),
             outcomes=self._outcomes(),
+            left=self._left(),
         )
 
     async def _live(self) -> None:
@@ -286,7 +279,11 @@ class SimulatedFleet:
         return len(self.records) * _RECORD_SECONDS
 
     def _is_settled(self) -> bool:
-        return not next(one for one in self.journal.checkers if isinstance(one, NoStandstill)).unfinished_count
+        return not self._standstill.unfinished_count
+
+    @property
+    def _standstill(self) -> NoStandstill:
+        return next(one for one in self.journal.checkers if isinstance(one, NoStandstill))
 
     def _restart_ended(self) -> None:
         """Restarts every process that has ended, as a supervisor would."""
@@ -307,6 +304,18 @@ class SimulatedFleet:
             elif (record.shard_id, record.position) in stopped:
                 found[number] = "stops"
         return found
+
+    def _left(self) -> tuple[int, ...]:
+        blocked = {row.key.shard_id for row in self.rows.leases if row.stopped and not row.is_finished}
+        for shard_id, parents in self.stream.parents.items():
+            if not blocked.isdisjoint(parents):
+                blocked.add(shard_id)
+        unfinished = self._standstill.unfinished
+        return tuple(
+            number
+            for number, record in enumerate(self.stream.written)
+            if record.shard_id not in blocked and record.position in unfinished.get(record.shard_id, {})
+        )
 
 
 @contextmanager

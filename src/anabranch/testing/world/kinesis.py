@@ -20,14 +20,12 @@ from anabranch.local.errors import LocalError
 from anabranch.local.service import LocalState
 from anabranch.testing import journal as facts
 from anabranch.testing.world.options import STREAM
-from anabranch.testing.world.processes import SimulatedProcess
+from anabranch.testing.world.processes import WALL_START_MS, SimulatedProcess
 
 if TYPE_CHECKING:
     from anabranch.testing.world.fleet import SimulatedFleet
 
 T = TypeVar("T")
-
-_WALL_MS = 1_700_000_000_000
 
 
 class SimulatedStream:
@@ -36,15 +34,15 @@ class SimulatedStream:
         self._journal = fleet.journal
         self._random = fleet.random
         self.state = LocalState(entropy=fleet.random)
-        self._parents: dict[str, tuple[str, ...]] = {}
-        """The parents of every shard that ever existed, by its name in the journal."""
+        self.parents: dict[str, tuple[str, ...]] = {}
+        """The parents of every shard that ever existed, by its name in the journal, in the order of their creation."""
         self.written: list[facts.StreamRecord] = []
         """In the order of the writes."""
         self._first_count = 0
 
     def now_ms(self) -> int:
         """The service's clock."""
-        return _WALL_MS + int(self._loop.time() * 1000)
+        return WALL_START_MS + int(self._loop.time() * 1000)
 
     def journal_name(self, name: str) -> str:
         """The journal's name of a shard or partition key of the stream that there is now."""
@@ -70,10 +68,10 @@ class SimulatedStream:
         shards = self._list()
         for shard in shards:
             name = self.journal_name(shard["ShardId"])
-            if name not in self._parents:
+            if name not in self.parents:
                 parents = [shard.get("ParentShardId"), shard.get("AdjacentParentShardId")]
-                self._parents[name] = tuple(self.journal_name(parent) for parent in parents if parent)
-                self._journal.tell(facts.ShardOpened(name, self._parents[name]))
+                self.parents[name] = tuple(self.journal_name(parent) for parent in parents if parent)
+                self._journal.tell(facts.ShardOpened(name, self.parents[name]))
         return shards
 
     # writing
@@ -176,10 +174,8 @@ class SimulatedKinesis:
             except LocalError as error:
                 raise service_error(operation, AwsError(error.code, error.message), status=error.status) from error
 
-        def timeout_error() -> Exception:
-            return TransportError(f"{operation}: no answer")
-
-        return await self._network.call(self._process, "stream", refuse_or_perform, timeout_error)  # type: ignore[no-any-return]
+        no_answer = TransportError(f"{operation}: no answer")
+        return await self._network.call(self._process, "stream", refuse_or_perform, no_answer)  # type: ignore[no-any-return]
 
     def _refuse_sometimes(self, operation: str) -> None:
         if not self._network.is_calm and self._random.random() < self._options.throttled:

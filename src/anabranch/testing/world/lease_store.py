@@ -86,7 +86,7 @@ class StoreConnection(RowLeaseStore):
                 self._process.report_commits_blocked(self._blocked_seconds, since=sent_seconds)
 
         return await self._network.call(
-            self._process, "store", call, lambda: LeaseStoreError("the lease store gave no answer"), on_trouble
+            self._process, "store", call, LeaseStoreError("the lease store gave no answer"), on_trouble
         )
 
     async def identity(self) -> str:

@@ -16,8 +16,6 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     worker_count: int = 2
     shard_count: int = 2
-    order: Literal["shard", "key", "none"] = "shard"
-    concurrency: int = 8
     loop_order: Literal["fifo", "shuffle"] = "fifo"
     faulty_seconds: float = 40.0
     """How long records are written and faults occur."""

@@ -14,7 +14,9 @@ import contextvars
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from anabranch.testing.journal import CommitsBlocked, Fact, ProcessHalted
+from anabranch._engine.fleet import HeartbeatSender
+from anabranch.testing.doubles import TimerClock
+from anabranch.testing.journal import CommitsBlocked, ProcessHalted
 from anabranch.testing.loop import SimulationLoop
 
 if TYPE_CHECKING:
@@ -25,32 +27,25 @@ ProcessPart = Literal["heartbeat", "main"]
 _CURRENT_PROCESS: contextvars.ContextVar[tuple["SimulatedProcess", ProcessPart] | None] = contextvars.ContextVar(
     "process", default=None
 )
-_WALL_CLOCK_START_MS = 1_700_000_000_000
+WALL_START_MS = 1_700_000_000_000
+"""The wall clock, in the moment in which a simulation starts."""
 
 
 class SimulatedProcess:
-    def __init__(
-        self,
-        name: str,
-        loop: SimulationLoop,
-        *,
-        rate_ppm: int = 0,
-        clock_stops: bool = False,
-        tell: Callable[[Fact], None],
-    ) -> None:
+    def __init__(self, name: str, fleet: "SimulatedFleet", *, rate_ppm: int = 0, clock_stops: bool = False) -> None:
         self.name = name
         self.is_alive = True
         self.paused_until = 0.0
         self.stalled_until = 0.0
         self.cut_until: dict[str, float] = {}
         """By service (`store`, `stream`): until when no message passes between it and this process."""
-        self.clock = SimulatedClock(loop, rate_ppm)
+        self.clock = SimulatedClock(fleet.loop, rate_ppm)
         self.context = contextvars.Context()
         self.context.run(_CURRENT_PROCESS.set, (self, "main"))
-        self._loop = loop
+        self._loop = fleet.loop
         self._clock_stops = clock_stops
         """Whether its monotonic clock stops while it is paused, as on a suspended machine."""
-        self._tell = tell
+        self._tell = fleet.journal.tell
 
     def report_commits_blocked(self, seconds: float, *, since: float | None = None) -> None:
         """Tells the checkers that the process cannot commit for this long, from now or from `since`."""
@@ -85,9 +80,8 @@ class SimulatedProcess:
 class ProcessScheduler:
     """Decides for the loop which callbacks run now."""
 
-    def __init__(self, loop: SimulationLoop, *, is_heartbeat: Callable[[Any], bool]) -> None:
+    def __init__(self, loop: SimulationLoop) -> None:
         self._loop = loop
-        self._is_heartbeat = is_heartbeat
         self._deferred: dict[tuple[SimulatedProcess, ProcessPart], list[asyncio.Handle]] = {}
         self._dead: list[asyncio.Handle] = []
         loop.gate = self._may_run
@@ -102,7 +96,7 @@ class ProcessScheduler:
     def _context_for(self, coroutine: Any) -> contextvars.Context | None:
         """Heartbeats have their own thread in a real process, so they have their own context here."""
         running = _CURRENT_PROCESS.get()
-        if running is None or not self._is_heartbeat(coroutine):
+        if running is None or coroutine.cr_code is not HeartbeatSender.run.__code__:
             return None
         context = contextvars.copy_context()
         context.run(_CURRENT_PROCESS.set, (running[0], "heartbeat"))
@@ -134,7 +128,7 @@ class ProcessScheduler:
             self._loop.resume(handle)
 
 
-class SimulatedClock:
+class SimulatedClock(TimerClock):
     """A process's clocks: a monotonic clock, which may run fast or slow or stop, and the wall clock, which is right."""
 
     def __init__(self, loop: SimulationLoop, rate_ppm: int) -> None:
@@ -149,22 +143,7 @@ class SimulatedClock:
         return int((self._loop.time() - self._stopped_seconds) * 1000 * self._rate)
 
     def wall_ms(self) -> int:
-        return _WALL_CLOCK_START_MS + int(self._loop.time() * 1000)
-
-    def is_before(self, at_ms: int, wall_ahead_ms_max: int) -> bool:
-        now_ms = self.now_ms()
-        return now_ms < at_ms and self.wall_ms() - now_ms <= wall_ahead_ms_max
-
-    async def sleep_until_ms(self, at_ms: int) -> None:
-        if at_ms <= self.now_ms():
-            await asyncio.sleep(0)
-            return
-        woken = self._loop.create_future()
-        timer = self.call_at_ms(at_ms, lambda: None if woken.done() else woken.set_result(None))
-        try:
-            await woken
-        finally:
-            timer.cancel()
+        return WALL_START_MS + int(self._loop.time() * 1000)
 
     def call_at_ms(self, at_ms: int, callback: Callable[[], None]) -> "_ClockTimer":
         return _ClockTimer(self._loop, self, at_ms, callback)
@@ -209,15 +188,15 @@ class Network:
         process: SimulatedProcess,
         service: str,
         request: Callable[[], Any],
-        timeout_error: Callable[[], Exception],
+        timeout_error: Exception,
         on_trouble: Callable[[], None] = lambda: None,
     ) -> Any:
-        """Returns or raises what the service does. Raises `timeout_error()` after the client's timeout.
+        """Returns or raises what the service does. Raises `timeout_error` after the client's timeout.
 
         Calls `on_trouble` when the request or its answer is lost or late.
         """
         if self.is_closed:
-            raise timeout_error()
+            raise timeout_error
         answer: asyncio.Future[Any] = self._loop.create_future()
         if self._passes(process, service):
             self._later(self._delay(on_trouble), self._arrive, process, service, request, answer, on_trouble)
@@ -225,7 +204,7 @@ class Network:
                 self._later(self._delay() + self._random.random() * 5, self._arrive, process, service, request)
         else:
             on_trouble()
-        timer = self._loop.call_later(self._random.uniform(3, 8), self._time_out, answer, timeout_error)
+        timer = self._loop.call_later(self._random.uniform(3, 8), self._deliver, answer, None, timeout_error)
         try:
             return await answer
         finally:
@@ -261,10 +240,6 @@ class Network:
             answer.set_result(outcome)
         else:
             answer.set_exception(error)
-
-    def _time_out(self, answer: "asyncio.Future[Any]", timeout_error: Callable[[], Exception]) -> None:
-        if not answer.done():
-            answer.set_exception(timeout_error())
 
     def _later(self, delay: float, action: Callable[..., None], *arguments: Any) -> None:
         # Outside of any process: a message arrives even if its sender has died.

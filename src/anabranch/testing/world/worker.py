@@ -3,11 +3,10 @@ does.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import replace
 
-from anabranch._core.handling.batches import BatchLimits
 from anabranch._core.leases.machine import MemberProfile
 from anabranch._core.leases.timing import LeaseTiming
 from anabranch._core.reading.pace import PaceLimits
@@ -15,34 +14,20 @@ from anabranch._engine.consumer_run import ConsumerRun, EngineMode, RunPlan
 from anabranch._engine.handler_calls import HandlerCall, HandlerOptions
 from anabranch._model.leases import AppRow
 from anabranch._model.streams import Position, StreamName
-from anabranch._ports import Kinesis, LeaseStore, Ports
+from anabranch._ports import Kinesis, Ports
 from anabranch.budget import Budget
 from anabranch.config import CheckpointSettings, ConsumerSettings, LeaseSettings
 from anabranch.errors import DeadLetterError, ShardStoppedError
 from anabranch.events import Event, LeaseLost, RecordSkipped, ZombieCall
 from anabranch.letters import Letter
-from anabranch.policies import DeadLetter, Retry
+from anabranch.policies import DeadLetter
 from anabranch.records import Batch, BatchFailure, Context, Record
 from anabranch.testing import journal as facts
-from anabranch.testing.world.kinesis import SimulatedKinesis
 from anabranch.testing.world.options import APP, STREAM
 from anabranch.testing.world.processes import SimulatedProcess
 
 if TYPE_CHECKING:
     from anabranch.testing.world.fleet import SimulatedFleet
-
-Handler = Callable[[Any, Context], Awaitable[Any]]
-"""Of records, or of batches."""
-
-
-class UserHandler(NamedTuple):
-    """What the caller of `simulate` passed."""
-
-    handler: Handler
-    policy: Retry
-    decode: Callable[[bytes], Any] | None = None
-    batches: BatchLimits | None = None
-    """None: the handler takes single records."""
 
 
 class SimulatedLetters:
@@ -60,7 +45,7 @@ class SimulatedLetters:
 
     async def write(self, letter: Letter) -> None:
         await self._fleet.network.call(
-            self._process, "letters", lambda: self._keep(letter), lambda: DeadLetterError("no answer")
+            self._process, "letters", lambda: self._keep(letter), DeadLetterError("no answer")
         )
 
     def _keep(self, letter: Letter) -> None:
@@ -88,16 +73,13 @@ class JournaledHandler:
         self._budget = budget
         self._batch_count = 0
 
-    async def handle(self, record: Record[Any], context: Context) -> None:
-        calls = self._start([record], context.fence_token, context.attempt)
-        await self._end(calls, self._work(record, context))
+    async def handle(self, given: Record[Any] | Batch[Any], context: Context) -> None:
+        records = given.records if isinstance(given, Batch) else [given]
+        calls = self._start(records, context.fence_token, context.attempt)
+        await self._end(calls, self._work(given, context))
 
-    async def handle_batch(self, batch: Batch[Any], context: Context) -> None:
-        calls = self._start(batch.records, context.fence_token, context.attempt)
-        await self._end(calls, self._work(batch, context))
-
-    def _work(self, given: Record[Any] | Batch[Any], context: Context) -> Awaitable[Any]:
-        return self._fleet.user_handler.handler(given, context)
+    async def _work(self, given: Record[Any] | Batch[Any], context: Context) -> None:
+        await self._fleet.registered.handler(given, context)
 
     def _was_paused(self) -> bool:
         """Whether the process was paused between the check of the fence and this call."""
@@ -153,26 +135,18 @@ _STOP_SECONDS = 20.0
 
 
 class SimulatedWorker:
-    def __init__(
-        self,
-        process: SimulatedProcess,
-        fleet: "SimulatedFleet",
-        *,
-        kinesis: SimulatedKinesis,
-        store: LeaseStore,
-        timing: LeaseTiming,
-        budget: Budget,
-    ) -> None:
+    def __init__(self, process: SimulatedProcess, fleet: "SimulatedFleet", timing: LeaseTiming, budget: Budget) -> None:
         self.process = process
         self.is_stopping = False
         self._fleet = fleet
         self._journal = fleet.journal
         self._budget = budget
         self._handler = self._make_handler()
-        writes_letters = isinstance(fleet.user_handler.policy.then, DeadLetter)
+        writes_letters = isinstance(fleet.registered.options.policy.then, DeadLetter)
+        kinesis = fleet.kinesis_class(fleet, process, budget)
         ports = Ports(
             kinesis=cast("Kinesis", kinesis),  # these fleets poll, so no operation of fan-out is called
-            store=store,
+            store=fleet.store_class(fleet, process, call_deadline_ms=timing.call_deadline_ms),
             clock=process.clock,
             entropy=fleet.random,
             emit=self._on_event,
@@ -197,7 +171,7 @@ class SimulatedWorker:
             app=AppRow(app=APP, app_id=f"{self._fleet.random.getrandbits(64):016x}", created_wall_ms=0),
             streams=(StreamName(STREAM),),
             start="trim_horizon",
-            profile=MemberProfile(worker_id=self.process.name, order=options.order),
+            profile=MemberProfile(worker_id=self.process.name, order=self._fleet.registered.options.order),
             timing=timing,
             pace=PaceLimits(),
             settings=ConsumerSettings(
@@ -207,15 +181,11 @@ class SimulatedWorker:
         )
 
     def _engine_mode(self) -> EngineMode:
-        batches = self._fleet.user_handler.batches
-        handle = self._handler.handle if batches is None else self._handler.handle_batch
-        return EngineMode(HandlerCall(handle, threads=1), batches)
+        batches = self._fleet.registered.batches
+        return EngineMode(HandlerCall(self._handler.handle, threads=1), batches)
 
     def _handler_options(self) -> HandlerOptions:
-        options, given = self._fleet.options, self._fleet.user_handler
-        return HandlerOptions(
-            order=options.order, concurrency=options.concurrency, decode=given.decode, policy=given.policy
-        )
+        return self._fleet.registered.options
 
     def _on_event(self, event: Event) -> None:
         process, shard_id = self.process, event.shard_id

@@ -49,7 +49,7 @@ from anabranch.limits import HASH_KEY_MAX
 from anabranch.reasons import ReadsThrottled, WorkersFull
 from anabranch.stores import Changed, Found, MemoryLeaseStore
 from lease_machine_driver import APP, STREAM, Driver, now
-from memory_rows import forget, forget_last_lease, replace_rows, set_app, stored
+from memory_rows import StoreThatFailsOverIn, forget, forget_last_lease, replace_rows, set_app, stored
 
 DEAD = MemberRow(member_id="dead#1", expiry_ms=10_000)
 KEY = LeaseKey("1:orders:1", 0, "shardId-000000000000")
@@ -516,25 +516,6 @@ def seconds_until_held(driver):
         driver.now_ms += 1_000
         driver.beat()
     raise AssertionError("the lease is never taken")
-
-
-class StoreThatFailsOverIn(MemoryLeaseStore):
-    """The call of that name gets an error, once; the calls after it reach another storage."""
-
-    def __init__(self, name):
-        super().__init__()
-        self.storage, self.is_due, call = "first", False, getattr(self, name)
-
-        async def fail_over(*args, **options):
-            if self.is_due:
-                self.storage, self.is_due = "second", False
-                raise LeaseStoreError("the connection was lost")
-            return await call(*args, **options)
-
-        setattr(self, name, fail_over)
-
-    async def identity(self):
-        return self.storage
 
 
 @pytest.mark.parametrize("call", ["poll", "read_streams", "read_app", "read_leases"])

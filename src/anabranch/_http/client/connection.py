@@ -141,15 +141,6 @@ class ClientConnection(asyncio.BufferedProtocol):
         poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
         return bool(poll.poll(0))
 
-    def start(self, request: bytes, deadline: float, has_room: HasRoom | None = None) -> "asyncio.Future[Answer]":
-        """Sends a request that is one piece. The caller must await the response or abort the connection. If `has_room`
-        returns False for a large body, the call fails with `NoRoomError`.
-        """
-        answer = self._begin(deadline)
-        self._has_room = has_room
-        self._transport.write(request)
-        return answer
-
     async def exchange(
         self,
         head: bytes,
@@ -159,12 +150,25 @@ class ClientConnection(asyncio.BufferedProtocol):
         streaming: bool = False,
         has_room: HasRoom | None = None,
     ) -> Answer:
-        """The complete response; with `streaming`, its stream if the server accepts it (status 200)."""
-        answer = self._begin(deadline)
-        self._has_room = has_room
+        """The complete response; with `streaming`, its stream if the server accepts it (status 200). Raises
+        `NoRoomError` if `has_room` returns False for a large body. After any error the connection is closed.
+        """
+        if self._phase is not IDLE:
+            raise TransportError(f"the connection to {self._peer} is closed", maybe_sent=False)
+        self._phase = HEAD
+        self._deadline = deadline
         self._streaming = streaming
+        self._has_room = has_room
+        self._interim_answers = 0
+        self._answered = False
+        self.exchanges += 1
+        self._answer = answer = self._loop.create_future()
         try:
-            await self._write(head, pieces, answer)
+            self._sending = len(pieces) > 1
+            self._transport.write(head + pieces[0] if pieces else head)
+            if self._sending:
+                await self._write_rest(pieces, answer)
+            self._heard_at = self._loop.time()
             return await answer
         except BaseException:
             self.abort()
@@ -213,21 +217,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     # Sending
 
-    def _begin(self, deadline: float) -> asyncio.Future[Answer]:
-        if self._phase is not IDLE:
-            raise TransportError(f"the connection to {self._peer} is closed", maybe_sent=False)
-        self._phase = HEAD
-        self._deadline = deadline
-        self._heard_at = self._loop.time()
-        self._interim_answers = 0
-        self._answered = False
-        self.exchanges += 1
-        self._answer = answer = self._loop.create_future()
-        return answer
-
-    async def _write(self, head: bytes, pieces: Sequence[bytes], answer: asyncio.Future[Answer]) -> None:
-        self._sending = True
-        self._transport.write(head + pieces[0] if pieces else head)
+    async def _write_rest(self, pieces: Sequence[bytes], answer: asyncio.Future[Answer]) -> None:
         for piece in pieces[1:]:
             if self._drained is not None:
                 await self._drained
@@ -235,7 +225,6 @@ class ClientConnection(asyncio.BufferedProtocol):
                 return
             self._transport.write(piece)
         self._sending = False
-        self._heard_at = self._loop.time()
 
     def pause_writing(self) -> None:
         if self._drained is None:

@@ -21,8 +21,15 @@ from typing import Any
 
 import msgspec
 
-from anabranch._core.writing.bundles import RECORD_COST_BYTES, Bundle, OutgoingRecord, UnseenFailures, cost_of
-from anabranch._core.writing.lanes import PutRecordsCall, WriteOptions, check_keys
+from anabranch._core.writing.bundles import (
+    RECORD_COST_BYTES,
+    Bundle,
+    OutgoingRecord,
+    UnseenFailures,
+    WriteOptions,
+    cost_of,
+)
+from anabranch._core.writing.lanes import PutRecordsCall, check_keys
 from anabranch._core.writing.stream_writer import StreamWriter, WriteSteps
 from anabranch._engine.clock import Alarm
 from anabranch._engine.tasks import BackgroundTask, single_cause

@@ -162,7 +162,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._interim_answers = 0
         self._answered = False
         self.exchanges += 1
-        self._answer = answer = self._loop.create_future()
+        answer: asyncio.Future[Answer] = self._loop.create_future()
+        self._answer = answer
         try:
             self._sending = len(pieces) > 1
             self._transport.write(head + pieces[0] if pieces else head)

@@ -96,6 +96,9 @@ class ConnectionPool:
             where = self._dialer.endpoint.url
             busy = f"all {self._connections_max} connections to {where} were busy until the deadline of the call"
             raise TransportError(busy, maybe_sent=False) from None
+        if self._closed:
+            self._turns.release()
+            raise TransportError("the client was closed", maybe_sent=False)
 
     def _take_idle(self, *, surely_open: bool) -> ClientConnection | None:
         while self._idle:
@@ -107,12 +110,11 @@ class ConnectionPool:
         return None
 
     async def _dial(self, deadline: float) -> ClientConnection:
-        if not self._closed:
-            connection = await self._dialer.dial(self._new_connection, deadline)
-            if not self._closed:
-                return connection
+        connection = await self._dialer.dial(self._new_connection, deadline)
+        if self._closed:
             connection.abort()
-        raise TransportError("the client was closed", maybe_sent=False)
+            raise TransportError("the client was closed", maybe_sent=False)
+        return connection
 
     def _new_connection(self, negotiated: str | None) -> ClientConnection:  # noqa: ARG002 -- this pool uses HTTP/1.1 only
         peer = self._dialer.endpoint.url

@@ -216,10 +216,10 @@ def test_streams_share_one_http2_connection_up_to_its_limit():
         handler = streaming(b"x", None)
         async with served_client(handler) as (_, client):
             streams = await asyncio.gather(*(client.open(HEADERS, b"body") for _ in range(110)))
-            assert [connection.stream_count for connection in client._connections] == [100, 10]
+            assert [len(connection._streams) for connection in client._connections] == [100, 10]
             for stream in streams:
                 client.close_stream(stream)
-            assert [connection.stream_count for connection in client._connections] == [0, 0]
+            assert [len(connection._streams) for connection in client._connections] == [0, 0]
             again = await client.open(HEADERS, b"body")
             assert len(client._connections) == 2
             client.close_stream(again)
@@ -351,6 +351,25 @@ def test_a_stream_that_breaks_off_is_an_error(parts):
             with pytest.raises(TransportError):
                 await whole(stream)
             client.close_stream(stream)
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "parts, words",
+    [
+        ((b"HTTP/1.1 101 Switching Protocols\r\n\r\n",), "unexpected status 101"),
+        ((b"HTTP/1.1 100 Continue\r\n\r\n" * 9,), "unexpected status 100"),
+        ((OK + b"x: " + b"a" * 90_000,), "too long"),
+        ((b"nonsense\r\n\r\n",), "not HTTP/1.1"),
+        ((OK,), "closed the connection"),
+    ],
+)
+def test_a_broken_head_of_a_stream_is_an_error_that_says_what_is_wrong(parts, words):
+    async def main():
+        async with canned_client(says(*parts)) as (_, client):
+            with pytest.raises(TransportError, match=words):
+                await client.open(HEADERS, b"body")
 
     run(main)
 

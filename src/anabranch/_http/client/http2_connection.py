@@ -85,9 +85,6 @@ class Http2BodyStream:
             self._connection.retire()  # it may be dead
             self.fail(TransportError(f"{self._peer} {missing}"))
 
-    async def wait_closed(self) -> None:
-        """Does not wait: the connection stays open for other streams."""
-
     # Called by the connection
 
     def head(self, status: int, headers: dict[bytes, bytes]) -> None:
@@ -128,7 +125,7 @@ class Http2ClientConnection(asyncio.BufferedProtocol):
         self._failure: TransportError | None = None
         self._leaving = False  # the server accepts no new streams
         self._closed: asyncio.Future[None] = loop.create_future()
-        self.idle_since = loop.time()
+        self._idle_since = loop.time()
 
     @property
     def usable(self) -> bool:
@@ -137,9 +134,10 @@ class Http2ClientConnection(asyncio.BufferedProtocol):
             return False
         return len(self._streams) < min(STREAMS_MAX, self._session.remote_settings.max_concurrent_streams)
 
-    @property
-    def stream_count(self) -> int:
-        return len(self._streams)
+    def is_over(self, now: float) -> bool:
+        """Nobody uses it, and nobody can or will soon."""
+        is_idle = now - self._idle_since > self._timeouts.idle
+        return not self._streams and (is_idle or not self.usable)
 
     async def ready(self) -> None:
         """Waits until the server has sent how many streams it allows. If we open more, all of them fail."""
@@ -261,7 +259,7 @@ class Http2ClientConnection(asyncio.BufferedProtocol):
                 )
 
     def _forget(self, stream_id: int) -> Http2BodyStream | None:
-        self.idle_since = self._loop.time()
+        self._idle_since = self._loop.time()
         return self._streams.pop(stream_id, None)
 
     def _settle(self) -> None:

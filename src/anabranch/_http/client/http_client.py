@@ -10,7 +10,7 @@ are busy, callers wait in line. Calls in progress need no timers: one sweep chec
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeVar, cast
+from typing import Final, TypeVar
 
 from anabranch._http.client.connection import ClientConnection, ClientResponse, HasRoom, ReceiveBuffers
 from anabranch._http.client.dialer import Dialer
@@ -181,7 +181,7 @@ class HttpClient:
                     raise
                 connection = await pool.replace(connection, deadline)
                 response = await connection.exchange(head, pieces, deadline, has_room=has_room)
-            return read(cast("ClientResponse", response))
+            return read(response)
         finally:
             pool.release(connection)
 

@@ -63,7 +63,6 @@ class AwsService:
         self._wall_ms = wall_ms
         self._credentials: SigningCredentials | None = None
         self._signer: Signer | None = None
-        self._targets: dict[str, str] = {}
         self._clock_offset_ms = 0
         """Added to this machine's clock in signatures; 0 until the service reports that the clock is wrong."""
         self._latest_offset_ms = 0
@@ -127,9 +126,7 @@ class AwsService:
                 host=self._address.endpoint.host_header,
             )
             self._credentials = credentials
-        target = self._targets.get(operation)
-        if target is None:
-            target = self._targets[operation] = f"{self._service.target_prefix}.{operation}"
+        target = f"{self._service.target_prefix}.{operation}"
         return signer.sign(target, self._service.content_type, pieces, self._wall_ms() + self._clock_offset_ms)
 
     async def _repair(self, error: ServiceError, used_offset_ms: int) -> bool:

@@ -79,10 +79,7 @@ class StreamPool:
             raise TransportError(f"{self._dialer.endpoint.url} did not accept the stream in time") from None
         finally:
             self._opening_count -= 1
-        if self._closed:
-            stream.close()
-            raise TransportError("the client was closed")
-        self._streams[stream] = None
+        self._admit(stream)
         return stream
 
     def close_stream(self, stream: BodyStream, *, silent: bool = False) -> None:
@@ -135,6 +132,12 @@ class StreamPool:
 
             return Http2ClientConnection(self._loop, endpoint.url, endpoint.host_header, self._timeouts)
         return Http1Stream(self._loop, endpoint.url, self._dialer.request_start, self._timeouts)
+
+    def _admit(self, stream: BodyStream) -> None:
+        if self._closed:
+            stream.close()
+            raise TransportError("the client was closed")
+        self._streams[stream] = None
 
     async def _read_refusal(self, stream: "Http2BodyStream | Http1Stream") -> ClientResponse:
         body = bytearray()

@@ -18,7 +18,6 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from anabranch._core.writing.limiter import ShardPace
 from anabranch._core.writing.shard_map import HASH_KEY_BYTES, MappedShard
 from anabranch._model.hash_keys import md5_digest
 from anabranch._model.streams import BEFORE_FIRST_SUB
@@ -96,17 +95,8 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_limited(self) -> bool:
         """Whether the user wants less than a shard takes."""
-        settings = self.settings
-        limits = (settings.shard_bytes_per_second, settings.shard_records_per_second)
-        return settings.shard_share < 1.0 or any(limit is not None for limit in limits)
-
-    def make_pace(self, now_ms: int) -> ShardPace:
-        return ShardPace(
-            self.settings.shard_share,
-            now_ms,
-            bytes_per_second=self.settings.shard_bytes_per_second,
-            records_per_second=self.settings.shard_records_per_second,
-        )
+        limits = self.settings.shard_bytes_per_second, self.settings.shard_records_per_second
+        return self.settings.shard_share < 1.0 or limits != (None, None)
 
 
 class Bundle(msgspec.Struct, eq=False):

@@ -295,13 +295,13 @@ class Lanes:
         if not (self.options.is_limited and self.predicts):
             return None
         if self._pace_of_unknown is None:
-            self._pace_of_unknown = self.options.make_pace(now_ms)
+            self._pace_of_unknown = ShardPace(self.options.settings, now_ms)
         return self._pace_of_unknown
 
     def _pace_of(self, shard_id: str, now_ms: int) -> ShardPace:
         pace = self.paces.get(shard_id)
         if pace is None:
-            pace = self.paces[shard_id] = self.options.make_pace(now_ms)
+            pace = self.paces[shard_id] = ShardPace(self.options.settings, now_ms)
             if self._pace_of_unknown is not None:
                 pace.spend(*self._pace_of_unknown.spent(now_ms))  # it may all have gone to this shard
         return pace

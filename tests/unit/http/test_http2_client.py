@@ -265,7 +265,7 @@ def test_a_stream_that_was_given_up_for_its_silence_makes_room_for_another_when_
         _, stream = await peer.accept()
         reading = asyncio.ensure_future(stream.receive())
         await asyncio.sleep(0)
-        stream.check(asyncio.get_running_loop().time() + ClientTimeouts().read)
+        stream.check(asyncio.get_running_loop().time() + ClientTimeouts().message)
         with pytest.raises(TransportError, match="sent nothing"):
             await reading
         stream.close()

@@ -6,7 +6,6 @@ callers that arrive meanwhile wait for it and share it.
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from anabranch._http.client.connection import ClientResponse
@@ -47,8 +46,7 @@ class StreamPool:
     def __init__(self, dialer: Dialer, *, streams_max: int = 1_000, timeouts: ClientTimeouts | None = None) -> None:
         self._dialer = dialer
         self._streams_max = streams_max
-        timeouts = timeouts or ClientTimeouts()
-        self._timeouts = replace(timeouts, read=timeouts.message)  # between two messages a stream may be silent
+        self._timeouts = timeouts or ClientTimeouts()
         self._loop = asyncio.get_running_loop()
         self._dialling = asyncio.Lock()
         self._speaks_http2: bool | None = None

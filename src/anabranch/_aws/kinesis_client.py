@@ -286,7 +286,7 @@ class KinesisByRegion:
 
     def __init__(self, aws: Aws | None) -> None:
         self._account = AwsAccount(aws)
-        self._account.start_threads()
+        self._account.start_thread()
         self._clients: dict[str | None, KinesisClient] = {}
         self._opening = asyncio.Lock()
 

@@ -13,7 +13,7 @@ A record is also its delivery handle (the engine's `Delivery` extends it): one s
 its bundle, so the handle sees the bundle's outcome without a look-up.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal
 
 import msgspec
@@ -139,14 +139,6 @@ class Bundle(msgspec.Struct, eq=False):
         tags = _OWN_TAGS + record.tags
         builder.add(record.partition_key, record.data, record.explicit_hash_key, tags)
         self.append(record)
-
-    def move_from(self, origin: "Bundle", records: Sequence[OutgoingRecord]) -> None:
-        """Takes records of another bundle, with that bundle's attempts."""
-        self.attempts = origin.attempts
-        self.maybe_written = origin.maybe_written
-        self.entries_per_call_max = origin.entries_per_call_max
-        for record in records:
-            self.append(record)
 
     def append(self, record: OutgoingRecord) -> None:
         record.bundle = self

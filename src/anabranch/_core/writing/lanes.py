@@ -542,8 +542,13 @@ class Lanes:
         return placed
 
     def _part_of(self, lane: WriteLane, origin: Bundle, records: Sequence[OutgoingRecord]) -> Bundle:
+        """A new bundle with these records of another one, and with its attempts."""
         bundle = self._new_bundle(lane, origin.epoch)
-        bundle.move_from(origin, records)
+        bundle.attempts = origin.attempts
+        bundle.maybe_written = origin.maybe_written
+        bundle.entries_per_call_max = origin.entries_per_call_max
+        for record in records:
+            bundle.append(record)
         return bundle
 
     # outcomes
@@ -563,7 +568,6 @@ class Lanes:
 
     def fail(self, bundle: Bundle, attempt: Attempt, *, maybe_written: bool = False) -> None:
         self._mark_failed(bundle, attempt, maybe_written=maybe_written)
-        self.failures.add(bundle.records)
         self._end_bundle(bundle)
 
     def _mark_failed(self, bundle: Bundle, attempt: Attempt, *, maybe_written: bool) -> None:
@@ -572,6 +576,7 @@ class Lanes:
         bundle.maybe_written = bundle.maybe_written or maybe_written
         bundle.attempts = (*bundle.attempts, attempt)
         bundle.failures = self.failures
+        self.failures.add(record for record in bundle.records if record.bundle is bundle)  # others were moved meanwhile
         self.counted.failed_count += len(bundle.records)
         if attempt.code == LocalCode.TIMEOUT:
             self.counted.expired_count += len(bundle.records)
@@ -581,7 +586,6 @@ class Lanes:
         for bundle in self.bundles.values():
             if not bundle.is_settled:
                 self._mark_failed(bundle, attempt, maybe_written=bundle.in_flight)
-                self.failures.add(record for record in bundle.records if record.bundle is bundle)
             self.ended.append(bundle)
         self.bundles.clear()
 

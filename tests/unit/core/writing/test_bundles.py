@@ -138,7 +138,7 @@ def test_the_streams_own_record_size_is_kept_once_it_is_known():
     desk = Desk()
     desk.put(b"x", "k")
     desk.tick()
-    desk.list(listing(1), summary(record_bytes_max=MIB))
+    desk.list(listing(1), summary(record_kib_max=1024))
     with pytest.raises(ValueError, match="1048576"):
         desk.put(b"x" * MIB, "k")
     with pytest.raises(ValueError, match="1048576"):

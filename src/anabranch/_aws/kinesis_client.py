@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Final, Self, TypeVar
 
 from anabranch._aws.account import AwsAccount
 from anabranch._aws.errors import service_error
@@ -130,7 +130,7 @@ class KinesisClient:
             return answer
 
         stream = await self._service.send_signed("SubscribeToShard", [body], open_stream)
-        return EventSubscription(stream, self._streams)
+        return EventSubscription(stream)
 
     # Describing
 
@@ -208,18 +208,11 @@ class KinesisClient:
 # The events of a subscription
 
 
-class OpenStreams(Protocol):
-    """Where the stream of a subscription was opened: a `StreamPool`, or a simulated network."""
-
-    def close_stream(self, stream: Any, *, silent: bool) -> None: ...
-
-
 class EventSubscription:
     """An accepted subscription: its messages, one at a time, as the reader has room for them."""
 
-    def __init__(self, stream: BodyStream, streams: OpenStreams) -> None:
+    def __init__(self, stream: BodyStream) -> None:
         self._stream = stream
-        self._streams = streams
         self._decoder = MessageDecoder()
         self._messages: deque[Message] = deque()
         self.server_seconds = date_seconds(stream.headers.get(b"date"))
@@ -267,7 +260,7 @@ class EventSubscription:
 
     def close(self, *, silent: bool = False) -> None:
         """Closes the stream at once. `silent`: the service sent nothing for too long, so its connection may be dead."""
-        self._streams.close_stream(self._stream, silent=silent)
+        self._stream.close(silent=silent)
 
 
 _CUT_OFF: Final = "SubscribeToShard: the stream ended in the middle of a message"

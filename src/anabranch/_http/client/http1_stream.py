@@ -82,6 +82,14 @@ class Http1Stream(asyncio.BufferedProtocol):
                 break
         raise TransportError(f"{self._peer} sent the unexpected status {head.status}")
 
+    @property
+    def stream_count(self) -> int:
+        return int(self._error is None)
+
+    def check(self, now: float) -> None:
+        if (missing := self._read_timeout.expired(now)) is not None:
+            self._finish(TransportError(f"{self._peer} {missing}"))
+
     def is_over(self, now: float) -> bool:  # noqa: ARG002 -- it is not kept
         return self._closed.done()
 
@@ -123,10 +131,6 @@ class Http1Stream(asyncio.BufferedProtocol):
 
     def close(self, *, silent: bool = False) -> None:  # noqa: ARG002 -- no other stream uses this connection
         self._finish(TransportError("the stream was closed by this client"))
-
-    def check(self, now: float) -> None:
-        if (missing := self._read_timeout.expired(now)) is not None:
-            self._finish(TransportError(f"{self._peer} {missing}"))
 
     def _unframe(self, view: memoryview) -> list[memoryview]:
         if self._chunks is not None:

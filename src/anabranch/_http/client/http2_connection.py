@@ -134,6 +134,15 @@ class Http2ClientConnection(asyncio.BufferedProtocol):
             return False
         return len(self._streams) < min(STREAMS_MAX, self._session.remote_settings.max_concurrent_streams)
 
+    @property
+    def stream_count(self) -> int:
+        return len(self._streams)
+
+    def check(self, now: float) -> None:
+        """Fails streams whose reader has waited too long."""
+        for stream in list(self._streams.values()):
+            stream.check(now)
+
     def is_over(self, now: float) -> bool:
         """Nobody uses it, and nobody can or will soon."""
         is_idle = now - self._idle_since > self._timeouts.idle
@@ -201,6 +210,7 @@ class Http2ClientConnection(asyncio.BufferedProtocol):
 
     def abort(self) -> None:
         self._leaving = True
+        self._fail_all(TransportError("the stream was closed by this client"))
         self._transport.abort()
 
     async def wait_closed(self) -> None:

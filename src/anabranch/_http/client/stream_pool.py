@@ -38,9 +38,6 @@ class BodyStream(Protocol):
     def close(self, *, silent: bool = False) -> None:
         """`silent`: the server has sent nothing for too long. Its connection may be dead, so no new stream uses it."""
 
-    def check(self, now: float, /) -> None:
-        """Fails the stream if a timeout has expired."""
-
 
 class StreamPool:
     def __init__(self, dialer: Dialer, *, streams_max: int = 1_000, timeouts: ClientTimeouts | None = None) -> None:
@@ -51,8 +48,6 @@ class StreamPool:
         self._dialling = asyncio.Lock()
         self._speaks_http2: bool | None = None
         self._connections: list[Http2ClientConnection | Http1Stream] = []
-        self._streams: dict[BodyStream, None] = {}
-        self._opening_count = 0
         self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -60,11 +55,10 @@ class StreamPool:
         """The stream if the server accepts it (status 200), else the complete error response."""
         if self._closed:
             raise UsageError("this client is closed")
-        if len(self._streams) + self._opening_count >= self._streams_max:
+        if sum(connection.stream_count for connection in self._connections) >= self._streams_max:
             raise TransportError(f"{self._streams_max} streams are already open, which is the limit", maybe_sent=False)
         deadline = self._loop.time() + self._timeouts.total
         connection = None
-        self._opening_count += 1
         try:
             async with asyncio.timeout_at(deadline):
                 connection = await self._connection(deadline)
@@ -75,24 +69,15 @@ class StreamPool:
             if connection is not None:
                 connection.retire()  # it may be dead
             raise TransportError(f"{self._dialer.endpoint.url} did not accept the stream in time") from None
-        finally:
-            self._opening_count -= 1
-        self._admit(stream)
+        self._check_not_closed(stream)
         return stream
-
-    def close_stream(self, stream: BodyStream, *, silent: bool = False) -> None:
-        stream.close(silent=silent)
-        self._streams.pop(stream, None)
 
     async def close(self) -> None:
         self._closed = True
         if self._sweep is not None:
             self._sweep.cancel()
             self._sweep = None
-        streams, self._streams = self._streams, {}
         connections, self._connections = self._connections, []
-        for stream in streams:
-            stream.close()
         for connection in connections:
             connection.abort()
         for connection in connections:
@@ -131,11 +116,10 @@ class StreamPool:
             return Http2ClientConnection(self._loop, endpoint.url, endpoint.host_header, self._timeouts)
         return Http1Stream(self._loop, endpoint.url, self._dialer.request_start, self._timeouts)
 
-    def _admit(self, stream: BodyStream) -> None:
+    def _check_not_closed(self, opened: BodyStream) -> None:
         if self._closed:
-            stream.close()
+            opened.close()
             raise TransportError("the client was closed")
-        self._streams[stream] = None
 
     async def _read_refusal(self, stream: "Http2BodyStream | Http1Stream") -> ClientResponse:
         body = bytearray()
@@ -156,10 +140,10 @@ class StreamPool:
     def _check(self) -> None:
         self._sweep = None
         now = self._loop.time()
-        for stream in list(self._streams):
-            stream.check(now)
-        for connection in [connection for connection in self._connections if connection.is_over(now)]:
-            connection.abort()
-            self._connections.remove(connection)
+        for connection in list(self._connections):
+            connection.check(now)
+            if connection.is_over(now):
+                connection.abort()
+                self._connections.remove(connection)
         if self._connections:
             self._watch()

@@ -276,7 +276,7 @@ class Lanes:
 
     @property
     def _aggregates_keys(self) -> bool:
-        """Not before the first listing: until then we do not know whether the service places records by key."""
+        """Whether lanes of keys aggregate: not before the first listing, because the service may ignore the keys."""
         return self.options.aggregate == "key" and self.shard_map.updated_at_ms is not None
 
     def _queue_of(self, shard: MappedShard | None, now_ms: int) -> ShardQueue:
@@ -345,7 +345,7 @@ class Lanes:
             self.ready.append(queue)
 
     def end_flight(self, lane: WriteLane, now_ms: int) -> None:
-        """Call this after a bundle in flight is resolved. One to retry must be back at the head of its lane by then."""
+        """A bundle in flight has its outcome. If it is retried, it is at the head of its lane again."""
         lane.in_flight -= 1
         if not lane.is_retired:
             if lane.key is not None and lane.is_empty:

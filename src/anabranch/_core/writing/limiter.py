@@ -47,7 +47,7 @@ class RefusedShare:
 
     @property
     def is_most(self) -> bool:
-        """Also before the first result."""
+        """Whether most were not written. True before the first result, too."""
         return self._share >= 0.5
 
 
@@ -76,7 +76,7 @@ class ShardPace:
         """Pauses since a record was last accepted."""
 
     def spent(self, now_ms: int) -> tuple[float, float]:
-        """The bytes and records that its buckets lack."""
+        """How many bytes and records its buckets are below full."""
         self._fill(now_ms)
         return self._bytes_max - self._bytes, self._records_max - self._records
 

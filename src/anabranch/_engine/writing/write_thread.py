@@ -387,7 +387,7 @@ class WriteThread:
     async def _finish(
         self, end: Callable[..., Coroutine[Any, Any, FlushReport]], deadline: float | None
     ) -> FlushReport:
-        """Calls `end` after all records handed over before have been taken."""
+        """Calls `end` when the producer has taken all records that were handed over before."""
         started = self._loop.time()
         waited = self._until_taken()
         try:

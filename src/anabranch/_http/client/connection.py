@@ -114,7 +114,6 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._drained: asyncio.Future[None] | None = None
         self._sending = False
         self._interim_answers = 0
-        self._answered = False  # at least one byte has arrived
         self._deadline = 0.0
         self._heard_at = 0.0
         self._closed: asyncio.Future[None] = loop.create_future()
@@ -145,7 +144,6 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._deadline = deadline
         self._has_room = has_room
         self._interim_answers = 0
-        self._answered = False
         self.exchanges += 1
         answer: asyncio.Future[ClientResponse] = self._loop.create_future()
         self._answer = answer
@@ -232,7 +230,6 @@ class ClientConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self._end += nbytes
         self._heard_at = self._loop.time()
-        self._answered = True
         phase = self._phase
         try:
             if phase is HEAD:
@@ -255,7 +252,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._phase is UNMEASURED and self._chunks is None and exc is None:
             self._complete(memoryview(self._collected))
             return
-        self.dropped_before_answer = self._phase is HEAD and self.exchanges > 1 and not self._answered
+        has_answered = self._end > 0 or self._interim_answers > 0
+        self.dropped_before_answer = self._phase is HEAD and self.exchanges > 1 and not has_answered
         reason = f": {exc}" if exc else ""
         self.fail(TransportError(f"{self._peer} closed the connection before its response was complete{reason}"))
 

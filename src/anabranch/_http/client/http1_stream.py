@@ -34,8 +34,8 @@ class Http1Stream(asyncio.BufferedProtocol):
         """How much of the body is missing; None if it is chunked, or ends with the connection."""
         self._buffer = bytearray(WINDOW_BYTES + _ROOM_BYTES_MIN)
         self._view = memoryview(self._buffer)
-        self._start = 0  # of what the reader has not received yet
-        self._end = 0
+        self._start = self._end = 0
+        """Where the bytes are that the reader has not received yet."""
         self._paused = False
         self._finished = False
         self._ended_cleanly = False

@@ -144,7 +144,7 @@ class Http2ClientConnection(asyncio.BufferedProtocol):
             stream.check(now)
 
     def is_over(self, now: float) -> bool:
-        """Nobody uses it, and nobody can or will soon."""
+        """It has no streams, and has been idle for long or accepts no new ones."""
         is_idle = now - self._idle_since > self._timeouts.idle
         return not self._streams and (is_idle or not self.usable)
 

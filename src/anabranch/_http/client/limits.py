@@ -69,7 +69,7 @@ class ReadTimeout:
         self._waited = 0.0
 
     def expired(self, now: float) -> str | None:
-        """Which timeout has expired, as text; None if none has."""
+        """Why the wait was too long, as text; None if it was not."""
         if self._waiter is None:
             return None
         waiting = now - self._since

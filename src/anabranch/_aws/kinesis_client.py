@@ -17,10 +17,10 @@ from anabranch._aws.service import (
     USER_AGENT,
     AwsService,
     ServiceName,
-    date_seconds,
     make_dialer,
     open_service,
     request_id,
+    server_seconds,
 )
 from anabranch._http.client.connection import ClientResponse, NoRoomError
 from anabranch._http.client.limits import ClientTimeouts
@@ -107,15 +107,12 @@ class KinesisClient:
                 "reads",
                 "GetRecords",
                 bodies.encode_get_records(stream, shard_iterator, limit=limit),
-                self._read_records,
+                _read_records,
                 repeatable=True,
                 has_room=has_room,
             )
         except NoRoomError:
             return None
-
-    def _read_records(self, response: ClientResponse) -> GetRecordsResponse:
-        return bodies.decode_get_records(response.body, server_seconds=self._service.server_seconds(response))
 
     async def subscribe_to_shard(
         self, consumer_arn: str, shard_id: str, position: StartingPosition
@@ -153,7 +150,7 @@ class KinesisClient:
             "DescribeStreamSummary",
             bodies.encode_describe_stream_summary(stream),
             lambda response: bodies.decode_describe_stream_summary(
-                response.body, server_seconds=self._service.server_seconds(response)
+                response.body, server_seconds=server_seconds(response.headers)
             ),
             repeatable=True,
         )
@@ -205,6 +202,10 @@ class KinesisClient:
         await self._ask("DeregisterStreamConsumer", pieces, lambda body: None, repeatable=False)  # noqa: ARG005 -- the answer has no body
 
 
+def _read_records(response: ClientResponse) -> GetRecordsResponse:
+    return bodies.decode_get_records(response.body, server_seconds=server_seconds(response.headers))
+
+
 # The events of a subscription
 
 
@@ -215,7 +216,7 @@ class EventSubscription:
         self._stream = stream
         self._decoder = MessageDecoder()
         self._messages: deque[Message] = deque()
-        self.server_seconds = date_seconds(stream.headers.get(b"date"))
+        self.server_seconds = server_seconds(stream.headers)
 
     async def next_bytes(self) -> int | None:
         """The length of the next message, as soon as its first bytes are there. None if the subscription ended after a

@@ -109,11 +109,6 @@ class WriteLane(msgspec.Struct, eq=False):
     def is_empty(self) -> bool:
         return self.open_bundle is None and not self.closed_bundles and not self.in_flight
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether the open bundle has to wait for others."""
-        return bool(self.closed_bundles or self.in_flight)
-
     def head(self) -> Bundle | None:
         return self.closed_bundles[0] if self.closed_bundles else self.open_bundle
 
@@ -491,8 +486,8 @@ class Lanes:
         if builder.add(key, data, hash_key, tags, size_max=bundle.size_max):
             return True
         # A lane that has to wait anyway makes fewer and larger aggregates.
-        is_busy = lane.is_busy if self.is_ordered else bool(lane.closed_bundles)
-        if not is_busy or bundle.size_max > AGGREGATE_BYTES:
+        has_to_wait = lane.closed_bundles or (self.is_ordered and lane.in_flight)
+        if not has_to_wait or bundle.size_max > AGGREGATE_BYTES:
             return False
         bundle.size_max += _GROWTH_BYTES
         bundle.due_ms = 0  # it has its normal size: send it as soon as possible

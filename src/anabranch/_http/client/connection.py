@@ -38,7 +38,6 @@ class ReceiveBuffers:
 
     def __init__(self, kept_bytes_max: int) -> None:
         self._kept_bytes_max = kept_bytes_max
-        self._kept_bytes = 0
         self._kept: list[bytearray] = []
 
     def borrow(self, size: int) -> bytearray:
@@ -46,17 +45,14 @@ class ReceiveBuffers:
         kept = self._kept
         for index in range(len(kept) - 1, -1, -1):
             if len(kept[index]) >= size:
-                buffer = kept.pop(index)
-                self._kept_bytes -= len(buffer)
-                return buffer
+                return kept.pop(index)
         # Rounded up by an eighth, so that slightly growing responses do not each need a new buffer.
         return bytearray(size + (size >> 3))
 
     def give_back(self, buffer: bytearray) -> None:
         self._kept.append(buffer)
-        self._kept_bytes += len(buffer)
-        while self._kept_bytes > self._kept_bytes_max:
-            self._kept_bytes -= len(self._kept.pop(0))
+        while sum(map(len, self._kept)) > self._kept_bytes_max:
+            del self._kept[0]
 
 
 class NoRoomError(TransportError):

@@ -106,17 +106,15 @@ class Http1Stream(asyncio.BufferedProtocol):
 
     async def receive(self) -> list[memoryview]:
         while True:
-            if self._start == self._end:
-                self._start = self._end = 0
-                if self._paused:
-                    self._paused = False
-                    self._transport.resume_reading()
-            else:
+            if self._start < self._end:
                 view = self._view[self._start : self._end]
                 self._start = self._end
                 if payloads := self._unframe(view):
                     return payloads
-                continue
+            self._start = self._end = 0
+            if self._paused:
+                self._paused = False
+                self._transport.resume_reading()
             if self._finished or (self._ended_cleanly and self._chunks is None and self._left is None):
                 return []
             if self._error is not None:

@@ -129,14 +129,12 @@ class Exchange:
                     if chunk:
                         await self._sink.write(chunk)
                     await asyncio.sleep(0)  # a source that never waits must not starve other clients
-        except HangUp:
+        except Exception as error:  # as in begin. The head has been sent, so only a reset can tell the client
+            if not isinstance(error, HangUp):
+                logger.exception("the answer to %s %s failed in the middle", request.method, request.path)
             self._sink.abandon(Abandon.HANG_UP)
-            return
-        except Exception:  # as in begin. The head has been sent, so only a reset can tell the client
-            logger.exception("the answer to %s %s failed in the middle", request.method, request.path)
-            self._sink.abandon(Abandon.HANG_UP)
-            return
-        self._sink.finish()
+        else:
+            self._sink.finish()
 
 
 def _defect(request: Request, error: Exception) -> Response:

@@ -62,7 +62,6 @@ class AwsService:
         self._source = credentials
         self._http = http
         self._wall_ms = wall_ms
-        self._credentials: SigningCredentials | None = None
         self._signer: Signer | None = None
         self._clock_offset_ms = 0
         """Added to this machine's clock in signatures; 0 until the service reports that the clock is wrong."""
@@ -118,14 +117,13 @@ class AwsService:
 
     def _sign(self, credentials: SigningCredentials, operation: str, pieces: Sequence[bytes]) -> SignedHeaders:
         signer = self._signer
-        if signer is None or credentials is not self._credentials:
+        if signer is None or credentials is not signer.credentials:
             signer = self._signer = Signer(
                 credentials,
                 region=self._address.region,
                 service=self._service.name,
                 host=self._address.endpoint.host_header,
             )
-            self._credentials = credentials
         target = f"{self._service.target_prefix}.{operation}"
         return signer.sign(target, self._service.content_type, pieces, self._wall_ms() + self._clock_offset_ms)
 
@@ -134,7 +132,8 @@ class AwsService:
         if error.code in CLOCK_CODES and abs(self._latest_offset_ms - used_offset_ms) > _CLOCK_ERROR_MS_MIN:
             self._clock_offset_ms = self._latest_offset_ms
             return True
-        if error.code in TOKEN_CODES and (rejected := self._credentials) is not None:
+        if error.code in TOKEN_CODES and self._signer is not None:
+            rejected = self._signer.credentials
             return await self._source.renew(rejected) != rejected
         return False
 

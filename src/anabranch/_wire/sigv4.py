@@ -69,7 +69,7 @@ class Signer:
                 raise ConfigurationError(
                     f"the {name} {value!r} is empty or has characters that are not allowed in a header"
                 )
-        self._credentials = credentials
+        self.credentials = credentials
         self._region = region
         self._service = service
         self._host = host
@@ -93,7 +93,7 @@ class Signer:
         signature = self._keyed.copy()
         signature.update(to_sign.encode("ascii"))
         authorization = (
-            f"{_ALGORITHM} Credential={self._credentials.access_key_id}/{self._scope}, "
+            f"{_ALGORITHM} Credential={self.credentials.access_key_id}/{self._scope}, "
             f"SignedHeaders={operation.signed_names}, Signature={signature.hexdigest()}"
         )
         return SignedHeaders(operation, self._amz_date, authorization)
@@ -105,7 +105,7 @@ class Signer:
         if day != self._day:
             self._day = day
             self._scope = f"{day}/{self._region}/{self._service}/aws4_request"
-            key = b"AWS4" + self._credentials.secret_access_key.encode()
+            key = b"AWS4" + self.credentials.secret_access_key.encode()
             for part in (day, self._region, self._service, "aws4_request"):
                 key = hmac.digest(key, part.encode("ascii"), "sha256")
             self._keyed = hmac.new(key, digestmod=sha256)
@@ -113,7 +113,7 @@ class Signer:
     def _prepare(self, target: str, content_type: str) -> _Operation:
         """Signing needs the headers sorted by name."""
         before = (("content-type", content_type), ("host", self._host))
-        token = self._credentials.session_token
+        token = self.credentials.session_token
         after = (() if token is None else (("x-amz-security-token", token),)) + (("x-amz-target", target),)
         signed_names = ";".join(name for name, _ in (*before, ("x-amz-date", ""), *after))
         operation = _Operation(

@@ -29,7 +29,7 @@ class Http2BodyStream:
         self.headers: dict[bytes, bytes] = {}
         self._connection = connection
         self._stream_id = stream_id
-        self._waiting: list[memoryview] = []
+        self._arrived: list[memoryview] = []
         self.window_bytes = WINDOW_BYTES
         """How much the server may send now."""
         self._peer = peer
@@ -49,7 +49,7 @@ class Http2BodyStream:
             await self._read_timeout.wait()
 
     async def receive(self) -> list[memoryview]:
-        while not self._waiting:
+        while not self._arrived:
             if self._ended:
                 return []
             if self._error is not None:
@@ -57,7 +57,7 @@ class Http2BodyStream:
             if self.window_bytes < WINDOW_BYTES // 2:
                 self._open_window(WINDOW_BYTES)
             await self._read_timeout.wait()
-        payloads, self._waiting = self._waiting, []
+        payloads, self._arrived = self._arrived, []
         return payloads
 
     def expect(self, wanted_bytes: int) -> None:
@@ -75,7 +75,7 @@ class Http2BodyStream:
             self._connection.retire()
         self._connection.reset(self._stream_id)
         self.fail(TransportError("the stream was closed by this client"))
-        self._waiting = []
+        self._arrived = []
 
     def progress(self) -> None:
         self._read_timeout.progress()
@@ -94,7 +94,7 @@ class Http2BodyStream:
     def data(self, payload: bytes, flow_bytes: int) -> None:
         """`flow_bytes` includes the padding, which also counts against the window."""
         if payload:
-            self._waiting.append(memoryview(payload))
+            self._arrived.append(memoryview(payload))
         self.window_bytes -= flow_bytes
         self._read_timeout.wake()
 

@@ -195,9 +195,6 @@ class _Streams:
     def open_count(self) -> int:
         return sum(not stream.is_closed for stream in self.opened)
 
-    def close_stream(self, stream: "_Stream", *, silent: bool = False) -> None:
-        stream.close()
-
     async def close(self) -> None:
         for stream in self.opened:
             stream.close()
@@ -245,7 +242,7 @@ class _Stream:
     def progress(self) -> None:
         """There is no timer here."""
 
-    def close(self) -> None:
+    def close(self, *, silent: bool = False) -> None:
         if not self.is_closed:
             self.is_closed = True
             if self._waiting is not None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Generic, Literal, NamedTuple, Self
 
 from anabranch._aws.kinesis_client import KinesisByRegion
-from anabranch._core.writing.lanes import WriteOptions
+from anabranch._core.writing.bundles import WriteOptions
 from anabranch._engine.clock import SystemClock
 from anabranch._engine.writing.writer import Delivery, Writer
 from anabranch._event_loops import read_on
@@ -105,13 +105,7 @@ class Producer(Generic[T]):
             aggregate=aggregate,
             linger_ms=round(linger * 1_000),
             delivery_timeout_ms=round(delivery_timeout * 1_000),
-            shard_share=settings.shard_share,
-            shard_bytes_per_second=settings.shard_bytes_per_second,
-            shard_records_per_second=settings.shard_records_per_second,
-            requests_in_flight_max=settings.requests_in_flight,
-            aggregate_partition_key=settings.aggregate_partition_key,
-            after_failure=settings.after_failure,
-            wraps_tagged=settings.trace == "wrap",
+            settings=settings,
         )
         self._tracing = Tracing(self._emit) if settings.trace else None
         self._aws = aws

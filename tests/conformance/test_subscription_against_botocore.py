@@ -68,7 +68,7 @@ def test_both_decode_every_event_alike():
     async def main():
         body = await recorded_body()
         for piece in (1 << 20, 4_093, 251):
-            subscription, ours = EventSubscription(Recorded(body, piece), None), []
+            subscription, ours = EventSubscription(Recorded(body, piece)), []
             while await subscription.next_bytes() is not None:
                 if (event := await subscription.receive()) is not None:
                     ours.append(event)

@@ -13,6 +13,7 @@ from anabranch._aws.account import ServiceAddress
 from anabranch._aws.credentials import CredentialSource
 from anabranch._aws.kinesis_client import KINESIS, KinesisClient
 from anabranch._aws.service import AwsService
+from anabranch._daemon_threads import DaemonThreads
 from anabranch._http.client import connection
 from anabranch._http.client.dialer import Dialer, parse_endpoint
 from anabranch._http.client.http_client import HttpClient
@@ -49,7 +50,8 @@ async def client_of(conversation, *, dialer_type=Dialer):
     async with canned_server(conversation) as server:
         endpoint = parse_endpoint(server.url)
         dialer = dialer_type(endpoint, connect_timeout=TIMEOUTS.connect)
-        source = CredentialSource(lambda anew: Keys())
+        thread = DaemonThreads(1, "credentials")
+        source = CredentialSource(lambda anew: Keys(), thread)
         http = HttpClient(dialer, purposes={"reads": 4, "writes": 4, "others": 4}, timeouts=TIMEOUTS)
         service = AwsService(KINESIS, ServiceAddress("eu-west-1", endpoint), source, http)
         streams = StreamPool(dialer, timeouts=TIMEOUTS)
@@ -58,7 +60,7 @@ async def client_of(conversation, *, dialer_type=Dialer):
                 yield client
             await server.all_gone()
         finally:
-            source.close()
+            thread.shutdown()
 
 
 def says(raw, *, hang_up=True):

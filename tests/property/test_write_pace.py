@@ -5,6 +5,7 @@ import random
 from hypothesis import given, strategies as st
 
 from anabranch._core.writing.limiter import ShardPace
+from anabranch.config import ProducerSettings
 from anabranch.limits import MIB
 
 waits_ms = st.integers(0, 500)
@@ -13,7 +14,7 @@ sizes = st.one_of(st.integers(1, 2_000), st.integers(1, 10 * MIB))
 
 @given(st.lists(st.tuples(waits_ms, sizes, st.booleans()), max_size=60), st.floats(0.05, 1.0))
 def test_no_stretch_has_more_than_a_burst_and_the_rate(steps, share):
-    pace, entropy, now_ms = ShardPace(share, 0), random.Random(1), 0
+    pace, entropy, now_ms = ShardPace(ProducerSettings(shard_share=share), 0), random.Random(1), 0
     taken: list[tuple[int, int]] = []
     for wait_ms, size_bytes, is_refused in steps:
         now_ms += wait_ms
@@ -38,7 +39,7 @@ def test_no_stretch_has_more_than_a_burst_and_the_rate(steps, share):
 
 @given(sizes, st.floats(0.05, 1.0), st.integers(0, 30))
 def test_every_legal_record_passes_within_a_known_time(size_bytes, share, refusals):
-    pace, entropy, now_ms = ShardPace(share, 0), random.Random(1), 0
+    pace, entropy, now_ms = ShardPace(ProducerSettings(shard_share=share), 0), random.Random(1), 0
     for _ in range(refusals):
         pace.on_refused(now_ms, entropy)
         now_ms = pace.paused_until_ms

@@ -137,7 +137,7 @@ class MemoryKinesis:
         return StreamSummary(
             name=stream.name, arn=answer["StreamARN"], status=answer["StreamStatus"], created_seconds=0.0,
             retention_hours=24, open_shard_count=answer["OpenShardCount"],
-            record_bytes_max=answer.get("MaxRecordSizeInKiB", 1024) * 1024,
+            record_kib_max=answer.get("MaxRecordSizeInKiB"),
             record_distribution=answer.get("RecordDistributionStrategy", {}).get("Type")
             if isinstance(answer.get("RecordDistributionStrategy"), dict)
             else answer.get("RecordDistributionStrategy"),

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 
 from write_outcomes import WriteOutcomes
 
-from anabranch._core.writing.bundles import OutgoingRecord, cost_of
-from anabranch._core.writing.lanes import WriteOptions
+from anabranch._core.writing.bundles import OutgoingRecord, WriteOptions, cost_of
 from anabranch._core.writing.stream_writer import StreamWriter
 from anabranch._model.hash_keys import HashKeyRange, even_ranges, md5_hash_key
 from anabranch._model.streams import Position, Shard, StreamName
 from anabranch._wire.aggregate import open_aggregate
 from anabranch._wire.messages import PutRecordsResponse, PutRecordsResultEntry, StreamSummary
+from anabranch.config import ProducerSettings
 from anabranch.errors import StreamNotFoundError, ThrottledError, TransportError, UnavailableError
 
 THROTTLED = "ProvisionedThroughputExceededException"
@@ -114,9 +114,11 @@ class World:
             "aggregate": rng.choice(["shard", "shard", "key", None]),
             "linger_ms": rng.choice([0, 20, 100]),
             "delivery_timeout_ms": rng.choice([2_000, 60_000, 60_000]),
-            "requests_in_flight_max": rng.choice([1, 2, 8]),
-            "aggregate_partition_key": rng.choice([None, "a"]),
-            "after_failure": rng.choice(["fail", "continue"]),
+            "settings": ProducerSettings(
+                requests_in_flight=rng.choice([1, 2, 8]),
+                aggregate_partition_key=rng.choice([None, "a"]),
+                after_failure=rng.choice(["fail", "continue"]),
+            ),
         } | overrides
         self.trouble = rng.choice([0.0, 0.05, 0.3])
         self.reshard_every_ms = rng.choice([0, 150, 700, 3_000])

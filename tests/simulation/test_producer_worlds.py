@@ -69,7 +69,7 @@ def aggregates_without_a_map(patch):
         was, self.is_ordered = self.is_ordered, False
         lane = plain(self, *arguments)
         self.is_ordered = was
-        lane.aggregates = lane.lane_id is None or lane.aggregates
+        lane.aggregates = lane is self._shard_lanes.get(None) or lane.aggregates
         return lane
 
     patch.setattr(Lanes, "lane_for", lane_for)

@@ -139,8 +139,9 @@ def make_client(
 class AwsAccount:
     def __init__(self, aws: Aws | None = None) -> None:
         self.aws = aws or Aws()
-        self.credentials = CredentialSource(self._find_credentials)
         self._thread = DaemonThreads(1, "anabranch-aws")
+        """Only one, because botocore's sessions are not thread-safe."""
+        self.credentials = CredentialSource(self._find_credentials, self._thread)
         self._kept_session: Any = None
 
     async def address(
@@ -197,13 +198,11 @@ class AwsAccount:
 
         return await self._in_thread(make)
 
-    def start_threads(self) -> None:
-        """Starts the threads before the first call: while the interpreter shuts down, no thread can be started."""
-        self.credentials.start_threads()
+    def start_thread(self) -> None:
+        """Starts the thread before the first call: while the interpreter shuts down, no thread can be started."""
         self._thread.start()
 
     def close(self) -> None:
-        self.credentials.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:

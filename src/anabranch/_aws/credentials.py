@@ -33,18 +33,21 @@ NO_CREDENTIALS: Final = (
 
 
 class CredentialSource:
-    def __init__(self, find: Callable[[bool], Any], *, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """`find(fresh)` blocks and returns botocore's credentials or None. `fresh` means: read all sources again."""
+    def __init__(
+        self, find: Callable[[bool], Any], thread: DaemonThreads, *, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`find(fresh)` returns botocore's credentials or None. It blocks, so it is called in `thread`. `fresh` means:
+        read all sources again.
+        """
         self._find = find
+        self._thread = thread
         self._monotonic = monotonic
-        self._thread = DaemonThreads(1, "anabranch-credentials")
         self._lock = threading.Lock()
         self._reading: Future[SigningCredentials] | None = None
         self._found: Any = None
         self._current: SigningCredentials | None = None
         self._found_at = 0.0
         self._read_at = 0.0
-        self._closed = False
 
     def current(self) -> SigningCredentials | None:
         """The credentials to sign with now, without waiting; None if `get` must be awaited."""
@@ -65,21 +68,14 @@ class CredentialSource:
             return self._current
         return await asyncio.wrap_future(self._start_read(fresh=True))
 
-    def start_threads(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
     def _start_read(self, *, fresh: bool) -> Future[SigningCredentials]:
         """One read at a time; concurrent callers share its result."""
         with self._lock:
-            if self._closed:
-                raise UsageError("this client is closed")
             if self._reading is None or self._reading.done():
-                self._reading = self._thread.submit(self._read, fresh=fresh)
+                try:
+                    self._reading = self._thread.submit(self._read, fresh=fresh)
+                except RuntimeError:
+                    raise UsageError("this client is closed") from None
             return self._reading
 
     def _read(self, *, fresh: bool) -> SigningCredentials:

@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Final, Self, TypeVar
 
 from anabranch._aws.account import AwsAccount
 from anabranch._aws.errors import service_error
@@ -17,10 +17,10 @@ from anabranch._aws.service import (
     USER_AGENT,
     AwsService,
     ServiceName,
-    date_seconds,
     make_dialer,
     open_service,
     request_id,
+    server_seconds,
 )
 from anabranch._http.client.connection import ClientResponse, NoRoomError
 from anabranch._http.client.limits import ClientTimeouts
@@ -107,15 +107,12 @@ class KinesisClient:
                 "reads",
                 "GetRecords",
                 bodies.encode_get_records(stream, shard_iterator, limit=limit),
-                self._read_records,
+                _read_records,
                 repeatable=True,
                 has_room=has_room,
             )
         except NoRoomError:
             return None
-
-    def _read_records(self, response: ClientResponse) -> GetRecordsResponse:
-        return bodies.decode_get_records(response.body, server_seconds=self._service.server_seconds(response))
 
     async def subscribe_to_shard(
         self, consumer_arn: str, shard_id: str, position: StartingPosition
@@ -130,7 +127,7 @@ class KinesisClient:
             return answer
 
         stream = await self._service.send_signed("SubscribeToShard", [body], open_stream)
-        return EventSubscription(stream, self._streams)
+        return EventSubscription(stream)
 
     # Describing
 
@@ -153,7 +150,7 @@ class KinesisClient:
             "DescribeStreamSummary",
             bodies.encode_describe_stream_summary(stream),
             lambda response: bodies.decode_describe_stream_summary(
-                response.body, server_seconds=self._service.server_seconds(response)
+                response.body, server_seconds=server_seconds(response.headers)
             ),
             repeatable=True,
         )
@@ -205,24 +202,21 @@ class KinesisClient:
         await self._ask("DeregisterStreamConsumer", pieces, lambda body: None, repeatable=False)  # noqa: ARG005 -- the answer has no body
 
 
+def _read_records(response: ClientResponse) -> GetRecordsResponse:
+    return bodies.decode_get_records(response.body, server_seconds=server_seconds(response.headers))
+
+
 # The events of a subscription
-
-
-class OpenStreams(Protocol):
-    """Where the stream of a subscription was opened: a `StreamPool`, or a simulated network."""
-
-    def close_stream(self, stream: Any, *, silent: bool) -> None: ...
 
 
 class EventSubscription:
     """An accepted subscription: its messages, one at a time, as the reader has room for them."""
 
-    def __init__(self, stream: BodyStream, streams: OpenStreams) -> None:
+    def __init__(self, stream: BodyStream) -> None:
         self._stream = stream
-        self._streams = streams
         self._decoder = MessageDecoder()
         self._messages: deque[Message] = deque()
-        self.server_seconds = date_seconds(stream.headers.get(b"date"))
+        self.server_seconds = server_seconds(stream.headers)
 
     async def next_bytes(self) -> int | None:
         """The length of the next message, as soon as its first bytes are there. None if the subscription ended after a
@@ -267,7 +261,7 @@ class EventSubscription:
 
     def close(self, *, silent: bool = False) -> None:
         """Closes the stream at once. `silent`: the service sent nothing for too long, so its connection may be dead."""
-        self._streams.close_stream(self._stream, silent=silent)
+        self._stream.close(silent=silent)
 
 
 _CUT_OFF: Final = "SubscribeToShard: the stream ended in the middle of a message"
@@ -286,7 +280,7 @@ class KinesisByRegion:
 
     def __init__(self, aws: Aws | None) -> None:
         self._account = AwsAccount(aws)
-        self._account.start_threads()
+        self._account.start_thread()
         self._clients: dict[str | None, KinesisClient] = {}
         self._opening = asyncio.Lock()
 

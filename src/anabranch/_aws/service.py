@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from typing import Final, TypeVar
 
 from anabranch._aws.account import ServiceAddress
@@ -61,14 +62,11 @@ class AwsService:
         self._source = credentials
         self._http = http
         self._wall_ms = wall_ms
-        self._credentials: SigningCredentials | None = None
         self._signer: Signer | None = None
-        self._targets: dict[str, str] = {}
         self._clock_offset_ms = 0
         """Added to this machine's clock in signatures; 0 until the service reports that the clock is wrong."""
         self._latest_offset_ms = 0
         self._last_headers = f"user-agent: {USER_AGENT}\r\ncontent-length: ".encode("ascii")
-        self._parsed_date: tuple[bytes | None, float | None] = (None, None)
 
     async def call(
         self,
@@ -119,17 +117,14 @@ class AwsService:
 
     def _sign(self, credentials: SigningCredentials, operation: str, pieces: Sequence[bytes]) -> SignedHeaders:
         signer = self._signer
-        if signer is None or credentials is not self._credentials:
+        if signer is None or credentials is not signer.credentials:
             signer = self._signer = Signer(
                 credentials,
                 region=self._address.region,
                 service=self._service.name,
                 host=self._address.endpoint.host_header,
             )
-            self._credentials = credentials
-        target = self._targets.get(operation)
-        if target is None:
-            target = self._targets[operation] = f"{self._service.target_prefix}.{operation}"
+        target = f"{self._service.target_prefix}.{operation}"
         return signer.sign(target, self._service.content_type, pieces, self._wall_ms() + self._clock_offset_ms)
 
     async def _repair(self, error: ServiceError, used_offset_ms: int) -> bool:
@@ -137,7 +132,8 @@ class AwsService:
         if error.code in CLOCK_CODES and abs(self._latest_offset_ms - used_offset_ms) > _CLOCK_ERROR_MS_MIN:
             self._clock_offset_ms = self._latest_offset_ms
             return True
-        if error.code in TOKEN_CODES and (rejected := self._credentials) is not None:
+        if error.code in TOKEN_CODES and self._signer is not None:
+            rejected = self._signer.credentials
             return await self._source.renew(rejected) != rejected
         return False
 
@@ -145,24 +141,17 @@ class AwsService:
         headers = response.headers
         error_type = headers.get(b"x-amzn-errortype")
         error = decode_aws_error(response.body, error_type.decode("latin-1") if error_type else None)
-        server_seconds = self.server_seconds(response)
-        if server_seconds is not None:
-            self._latest_offset_ms = round(server_seconds * 1000) - self._wall_ms()
+        answered_at = server_seconds(headers)
+        if answered_at is not None:
+            self._latest_offset_ms = round(answered_at * 1000) - self._wall_ms()
         return service_error(
             operation,
             error,
             status=response.status,
             request_id=request_id(headers),
             region=self._address.region,
-            retry_after_seconds=_retry_after_seconds(headers, server_seconds),
+            retry_after_seconds=_retry_after_seconds(headers, answered_at),
         )
-
-    def server_seconds(self, response: ClientResponse) -> float | None:
-        """The service's clock, from the Date header; None without one. Equal headers are parsed once."""
-        value = response.headers.get(b"date")
-        if value != self._parsed_date[0]:
-            self._parsed_date = (value, date_seconds(value))
-        return self._parsed_date[1]
 
     async def close(self) -> None:
         await self._http.close()
@@ -194,25 +183,30 @@ def request_id(headers: Mapping[bytes, bytes]) -> str | None:
     return None if value is None else value.decode("latin-1")
 
 
-def date_seconds(value: bytes | None) -> float | None:
-    """An HTTP date in seconds since 1970; None if it is missing or invalid."""
-    if value is None:
-        return None
+def server_seconds(headers: Mapping[bytes, bytes]) -> float | None:
+    """The service's clock, from the Date header; None without one."""
+    value = headers.get(b"date")
+    return None if value is None else _date_seconds(value)
+
+
+@lru_cache(8)  # many responses have the same date
+def _date_seconds(value: bytes) -> float | None:
+    """An HTTP date in seconds since 1970; None if it is invalid."""
     try:
         return parsedate_to_datetime(value.decode("latin-1")).timestamp()
     except (ValueError, OverflowError):
         return None
 
 
-def _retry_after_seconds(headers: Mapping[bytes, bytes], server_seconds: float | None) -> float | None:
+def _retry_after_seconds(headers: Mapping[bytes, bytes], answered_at: float | None) -> float | None:
     """Retry-After holds seconds or a date. A date is relative to the service's clock."""
     value = headers.get(b"retry-after")
     if value is None:
         return None
     if value.isdigit():
         return float(value[:9])
-    at = date_seconds(value)
-    return None if at is None or server_seconds is None else max(0.0, at - server_seconds)
+    at = _date_seconds(value)
+    return None if at is None or answered_at is None else max(0.0, at - answered_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +231,7 @@ async def probe(address: ServiceAddress) -> ProbeResult:
     started = time.monotonic()
     try:
         date = await http.post(
-            "probe", headers, [b"{}"], lambda response: date_seconds(response.headers.get(b"date")), repeatable=True
+            "probe", headers, [b"{}"], lambda response: server_seconds(response.headers), repeatable=True
         )
     finally:
         await http.close()

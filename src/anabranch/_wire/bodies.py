@@ -29,7 +29,6 @@ from anabranch._wire.messages import (
     SubscribeToShardEvent,
 )
 from anabranch.errors import CodecError
-from anabranch.limits import KIB, RECORD_BYTES_DEFAULT_MAX
 
 JSON: Final = "application/x-amz-json-1.1"
 
@@ -363,24 +362,8 @@ def decode_put_records(body: Buffer, *, request_id: str | None = None) -> PutRec
 # DescribeStreamSummary
 
 
-class _StreamModeDetails(msgspec.Struct, rename="pascal"):
-    stream_mode: str
-
-
-class _Summary(msgspec.Struct, rename="pascal"):
-    stream_name: str
-    stream_arn: str = msgspec.field(name="StreamARN")
-    stream_status: str
-    retention_period_hours: int
-    stream_creation_timestamp: float
-    open_shard_count: int
-    stream_mode_details: _StreamModeDetails | None = None
-    max_record_size_in_kib: int | None = msgspec.field(name="MaxRecordSizeInKiB", default=None)
-    record_distribution_strategy: str | None = None
-
-
 class _DescribeStreamSummary(msgspec.Struct, rename="pascal"):
-    stream_description_summary: _Summary
+    stream_description_summary: StreamSummary
 
 
 _decode_describe: Final = answer_decoder("DescribeStreamSummary", _DescribeStreamSummary)
@@ -392,20 +375,7 @@ def encode_describe_stream_summary(stream: StreamName) -> list[bytes]:
 
 def decode_describe_stream_summary(body: Buffer, *, server_seconds: float | None = None) -> StreamSummary:
     summary = _decode_describe(body).stream_description_summary
-    mode = summary.stream_mode_details
-    record_kib_max = summary.max_record_size_in_kib
-    return StreamSummary(
-        name=summary.stream_name,
-        arn=summary.stream_arn,
-        status=summary.stream_status,
-        created_seconds=summary.stream_creation_timestamp,
-        retention_hours=summary.retention_period_hours,
-        open_shard_count=summary.open_shard_count,
-        stream_mode="PROVISIONED" if mode is None else mode.stream_mode,
-        record_bytes_max=RECORD_BYTES_DEFAULT_MAX if record_kib_max is None else record_kib_max * KIB,
-        record_distribution=summary.record_distribution_strategy,
-        server_seconds=server_seconds,
-    )
+    return msgspec.structs.replace(summary, server_seconds=server_seconds)
 
 
 # Fan-out consumers

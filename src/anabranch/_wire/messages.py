@@ -8,6 +8,7 @@ import msgspec
 
 from anabranch._model.hash_keys import HashKeyRange
 from anabranch._model.streams import Shard
+from anabranch.limits import KIB, RECORD_BYTES_DEFAULT_MAX
 
 
 class KinesisRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -42,19 +43,32 @@ class ListShardsResponse(msgspec.Struct, frozen=True):
     next_token: str | None = None
 
 
+class _ModeDetails(msgspec.Struct, frozen=True):
+    stream_mode: str = msgspec.field(name="StreamMode")
+
+
 class StreamSummary(msgspec.Struct, frozen=True, kw_only=True):
-    name: str
-    arn: str
-    status: str
+    name: str = msgspec.field(name="StreamName")
+    arn: str = msgspec.field(name="StreamARN")
+    status: str = msgspec.field(name="StreamStatus")
     """CREATING, UPDATING, ACTIVE or DELETING."""
-    created_seconds: float
-    retention_hours: int
-    open_shard_count: int
-    stream_mode: str = "PROVISIONED"
-    record_bytes_max: int = 1 << 20
-    record_distribution: str | None = None
+    created_seconds: float = msgspec.field(name="StreamCreationTimestamp")
+    retention_hours: int = msgspec.field(name="RetentionPeriodHours")
+    open_shard_count: int = msgspec.field(name="OpenShardCount")
+    mode_details: _ModeDetails | None = msgspec.field(name="StreamModeDetails", default=None)
+    record_kib_max: int | None = msgspec.field(name="MaxRecordSizeInKiB", default=None)
+    record_distribution: str | None = msgspec.field(name="RecordDistributionStrategy", default=None)
     """AUTO if the service places records itself and ignores partition keys."""
     server_seconds: float | None = None
+    """The service's clock: the Date header of this answer."""
+
+    @property
+    def stream_mode(self) -> str:
+        return "PROVISIONED" if self.mode_details is None else self.mode_details.stream_mode
+
+    @property
+    def record_bytes_max(self) -> int:
+        return RECORD_BYTES_DEFAULT_MAX if self.record_kib_max is None else self.record_kib_max * KIB
 
 
 class PutRecordsEntry(msgspec.Struct, frozen=True, gc=False):

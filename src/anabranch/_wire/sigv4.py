@@ -59,11 +59,6 @@ class SignedHeaders(msgspec.Struct, frozen=True):
 
 
 class Signer:
-    __slots__ = (
-        "_amz_date", "_credentials", "_day", "_host", "_inner", "_operations", "_outer", "_region", "_scope", "_second",
-        "_service",
-    )  # fmt: skip
-
     def __init__(self, credentials: SigningCredentials, *, region: str, service: str, host: str) -> None:
         """`host` is the value of the Host header: with the port, unless it is the default of the scheme."""
         for name, value in (("access key id", credentials.access_key_id), ("session token", credentials.session_token)):
@@ -74,14 +69,15 @@ class Signer:
                 raise ConfigurationError(
                     f"the {name} {value!r} is empty or has characters that are not allowed in a header"
                 )
-        self._credentials = credentials
+        self.credentials = credentials
         self._region = region
         self._service = service
         self._host = host
         self._operations: dict[tuple[str, str], _Operation] = {}
         self._second: int | None = None
         self._amz_date = self._day = self._scope = ""
-        self._inner = self._outer = sha256()
+        self._keyed = hmac.new(b"", digestmod=sha256)
+        """The state that depends only on the key of the day. Each call continues a copy."""
 
     def sign(self, target: str, content_type: str, body: Iterable[bytes], now_ms: int) -> SignedHeaders:
         """`target` is the value of X-Amz-Target, such as `Kinesis_20131202.GetRecords`."""
@@ -94,13 +90,11 @@ class Signer:
             body_hash.update(piece)
         canonical = f"{operation.canonical_start}{self._amz_date}{operation.canonical_end}{body_hash.hexdigest()}"
         to_sign = f"{_ALGORITHM}\n{self._amz_date}\n{self._scope}\n{sha256(canonical.encode('ascii')).hexdigest()}"
-        inner = self._inner.copy()
-        inner.update(to_sign.encode("ascii"))
-        outer = self._outer.copy()
-        outer.update(inner.digest())
+        signature = self._keyed.copy()
+        signature.update(to_sign.encode("ascii"))
         authorization = (
-            f"{_ALGORITHM} Credential={self._credentials.access_key_id}/{self._scope}, "
-            f"SignedHeaders={operation.signed_names}, Signature={outer.hexdigest()}"
+            f"{_ALGORITHM} Credential={self.credentials.access_key_id}/{self._scope}, "
+            f"SignedHeaders={operation.signed_names}, Signature={signature.hexdigest()}"
         )
         return SignedHeaders(operation, self._amz_date, authorization)
 
@@ -111,19 +105,15 @@ class Signer:
         if day != self._day:
             self._day = day
             self._scope = f"{day}/{self._region}/{self._service}/aws4_request"
-            key = b"AWS4" + self._credentials.secret_access_key.encode()
+            key = b"AWS4" + self.credentials.secret_access_key.encode()
             for part in (day, self._region, self._service, "aws4_request"):
                 key = hmac.digest(key, part.encode("ascii"), "sha256")
-            # HMAC as defined in RFC 2104, from the two states that depend only on the key. hmac.digest would compute
-            # them for every call, which costs more than the hashing.
-            padded = key.ljust(sha256().block_size, b"\0")
-            self._inner = sha256(bytes(byte ^ 0x36 for byte in padded))
-            self._outer = sha256(bytes(byte ^ 0x5C for byte in padded))
+            self._keyed = hmac.new(key, digestmod=sha256)
 
     def _prepare(self, target: str, content_type: str) -> _Operation:
         """Signing needs the headers sorted by name."""
         before = (("content-type", content_type), ("host", self._host))
-        token = self._credentials.session_token
+        token = self.credentials.session_token
         after = (() if token is None else (("x-amz-security-token", token),)) + (("x-amz-target", target),)
         signed_names = ";".join(name for name, _ in (*before, ("x-amz-date", ""), *after))
         operation = _Operation(

@@ -230,8 +230,7 @@ class HarshKinesis(SimulatedKinesis):
         subscription = await self._send(
             "SubscribeToShard", lambda: stream.state.subscribe(members, now_ms=stream.now_ms())
         )
-        opened = streams.open(subscription, self._process, self._network, self._options)
-        return EventSubscription(opened, streams)
+        return EventSubscription(streams.open(subscription, self._process, self._network, self._options))
 
     async def register_stream_consumer(self, stream_arn, name):
         body, _ = await self._call("RegisterStreamConsumer", bodies.encode_stream_consumer(stream_arn, name))

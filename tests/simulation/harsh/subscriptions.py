@@ -48,9 +48,6 @@ class SimulatedStreams:
         body.sender = self._loop.create_task(wire.send_all(chunks), name="subscription", context=contextvars.Context())
         return body
 
-    def close_stream(self, body: "SimulatedBody", *, silent: bool = False) -> None:
-        body.close()
-
 
 class SimulatedBody:
     """The client's end: what has arrived, and how much more the server may send."""
@@ -96,9 +93,6 @@ class SimulatedBody:
     def progress(self) -> None:
         """The reader's own watch is enough here."""
 
-    def check(self, now: float) -> None:
-        """As above."""
-
     def close(self, *, silent: bool = False) -> None:
         if self.is_closed:
             return
@@ -107,9 +101,6 @@ class SimulatedBody:
         if self.sender is not None:
             delay = self._random.uniform(0.001, MESSAGE_SECONDS_MAX)
             self._loop.call_later(delay, self.sender.cancel, context=contextvars.Context())
-
-    async def wait_closed(self) -> None:
-        """Nothing to wait for."""
 
     # called by the wire
 

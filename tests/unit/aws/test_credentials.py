@@ -10,6 +10,7 @@ from blockbuster import blockbuster_ctx
 
 from anabranch._aws.account import AwsAccount
 from anabranch._aws.credentials import CredentialSource
+from anabranch._daemon_threads import DaemonThreads
 from anabranch._wire.sigv4 import SigningCredentials
 from anabranch.config import Aws
 from anabranch.errors import ConfigurationError, CredentialsError, UsageError
@@ -26,6 +27,10 @@ class Time:
 
     def __call__(self):
         return self.now
+
+
+def source_of(find, **options):
+    return CredentialSource(find, DaemonThreads(1, "credentials"), **options)
 
 
 def run(main):
@@ -45,13 +50,13 @@ def test_credentials_are_found_in_a_thread_and_kept():
             finders.append(threading.current_thread())
             return Keys("AKID", "token")
 
-        source = CredentialSource(find)
+        source = source_of(find)
         assert source.current() is None
         first, second = await asyncio.gather(source.get(), source.get())
         assert first is second is source.current()
         assert first == SigningCredentials("AKID", "secret", "token")
         assert [thread is threading.main_thread() for thread in finders] == [False]
-        source.close()
+        source._thread.shutdown()
 
     run(main)
 
@@ -70,7 +75,7 @@ def test_they_are_refreshed_every_minute_while_calls_use_the_old_ones():
                     go_on.wait(PATIENCE)
                 return Keys(name)
 
-        source = CredentialSource(lambda anew: Refreshing(), monotonic=time)
+        source = source_of(lambda anew: Refreshing(), monotonic=time)
         first = await source.get()
         time.now += 61
         assert source.current() is first
@@ -82,7 +87,7 @@ def test_they_are_refreshed_every_minute_while_calls_use_the_old_ones():
         time.now += 301
         assert source.current() is None
         assert (await source.get()).access_key_id == "three"
-        source.close()
+        source._thread.shutdown()
 
     run(main)
 
@@ -90,11 +95,11 @@ def test_they_are_refreshed_every_minute_while_calls_use_the_old_ones():
 def test_the_same_credentials_stay_the_same_object():
     async def main():
         time = Time()
-        source = CredentialSource(lambda anew: Keys("AKID"), monotonic=time)
+        source = source_of(lambda anew: Keys("AKID"), monotonic=time)
         first = await source.get()
         time.now += 400
         assert await source.get() is first
-        source.close()
+        source._thread.shutdown()
 
     run(main)
 
@@ -109,7 +114,7 @@ def test_a_failed_refresh_is_logged_and_the_present_ones_stay_in_use_for_a_while
                     raise RuntimeError("no metadata service")
                 return Keys("AKID")
 
-        source = CredentialSource(lambda anew: Refreshing(), monotonic=time)
+        source = source_of(lambda anew: Refreshing(), monotonic=time)
         first = await source.get()
         failing.append(True)
         time.now += 61
@@ -120,7 +125,7 @@ def test_a_failed_refresh_is_logged_and_the_present_ones_stay_in_use_for_a_while
         time.now += 300
         with pytest.raises(CredentialsError, match="no metadata service"):
             await source.get()
-        source.close()
+        source._thread.shutdown()
 
     with caplog.at_level(logging.WARNING, "anabranch.aws"):
         run(main)
@@ -130,12 +135,12 @@ def test_a_failed_refresh_is_logged_and_the_present_ones_stay_in_use_for_a_while
 def test_refused_credentials_are_looked_up_again():
     async def main():
         found = {False: Keys("old"), True: Keys("new")}
-        source = CredentialSource(lambda anew: found[anew])
+        source = source_of(lambda anew: found[anew])
         old = await source.get()
         new = await source.renew(old)
         assert new.access_key_id == "new"
         assert await source.renew(old) is new
-        source.close()
+        source._thread.shutdown()
         with pytest.raises(UsageError):
             await source.renew(new)
 
@@ -145,10 +150,10 @@ def test_refused_credentials_are_looked_up_again():
 @pytest.mark.parametrize("found", [None, Keys(""), Keys(None)])
 def test_none_at_all_is_an_error_that_says_where_they_are_looked_for(found):
     async def main():
-        source = CredentialSource(lambda anew: found)
+        source = source_of(lambda anew: found)
         with pytest.raises(CredentialsError, match=r"aws configure.*AWS_ACCESS_KEY_ID.*instance role"):
             await source.get()
-        source.close()
+        source._thread.shutdown()
 
     run(main)
 

@@ -43,7 +43,7 @@ def test_user_and_password_become_a_header_and_are_never_shown(found):
     assert "p@ss" not in repr(proxy)
 
 
-@pytest.mark.parametrize("url", ["socks5://proxy:1", "http://", "http://proxy:99999", "http://["])
+@pytest.mark.parametrize("url", ["socks5://proxy:1", "http://", "http://proxy:99999", "http://[", "http://a..b"])
 def test_what_is_no_http_proxy_is_refused_without_its_password(found, url):
     with pytest.raises(ConfigurationError, match="HTTPS_PROXY is not a valid proxy URL"):
         found(KINESIS, {"HTTPS_PROXY": url})
@@ -81,6 +81,7 @@ def test_hosts_that_need_no_proxy_are_named(found, no_proxy, url, bypassed):
         ("https://kinesis.example:443/", "kinesis.example", "kinesis.example:443"),
         ("http://localhost:4567", "localhost:4567", "localhost:4567"),
         ("http://[::1]:80", "[::1]", "[::1]:80"),
+        ("http://bücher.example", "xn--bcher-kva.example", "xn--bcher-kva.example:80"),
     ],
 )
 def test_a_host_is_written_as_headers_and_signatures_want_it(url, host_header, authority):
@@ -90,7 +91,18 @@ def test_a_host_is_written_as_headers_and_signatures_want_it(url, host_header, a
 
 
 @pytest.mark.parametrize(
-    "url", ["x", "http://", "ftp://h", "http://h/path", "http://h?q", "http://u:p@h", "http://h:0x", "http://[::1"]
+    "url",
+    [
+        "x",
+        "http://",
+        "ftp://h",
+        "http://h/path",
+        "http://h?q",
+        "http://u:p@h",
+        "http://h:0x",
+        "http://[::1",
+        "http://a..b",
+    ],
 )
 def test_what_is_no_endpoint_is_refused_by_name(url):
     with pytest.raises(ValueError, match="endpoint"):

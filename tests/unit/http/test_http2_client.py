@@ -200,7 +200,7 @@ def test_a_reset_ends_its_stream_alone():
             await first.receive()
         assert b"".join(await second.receive()) == b"still here"
         assert await second.receive() == []
-        assert peer.connection.stream_count == 0
+        assert not peer.connection._streams
 
     run(main)
 
@@ -238,7 +238,7 @@ def test_broken_rules_and_a_lost_connection_end_every_stream():
             for one in waiting:
                 with pytest.raises(TransportError, match=words):
                     await one
-            assert peer.connection.stream_count == 0
+            assert not peer.connection._streams
             assert not peer.connection.usable
 
     run(main)
@@ -266,11 +266,11 @@ def test_a_stream_that_was_given_up_for_its_silence_makes_room_for_another_when_
         _, stream = await peer.accept()
         reading = asyncio.ensure_future(stream.receive())
         await asyncio.sleep(0)
-        stream.check(asyncio.get_running_loop().time() + ClientTimeouts().read)
+        stream.check(asyncio.get_running_loop().time() + ClientTimeouts().message)
         with pytest.raises(TransportError, match="sent nothing"):
             await reading
         stream.close()
-        assert peer.connection.stream_count == 0
+        assert not peer.connection._streams
         assert [event for event in peer.events if isinstance(event, h2.events.StreamReset)]
 
     run(main)

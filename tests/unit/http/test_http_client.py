@@ -479,20 +479,22 @@ def test_a_caller_cancelled_in_the_moment_of_its_turn_passes_the_connection_on()
             second = asyncio.ensure_future(pool.acquire(deadline))
             await asyncio.sleep(0)
             await held.exchange(b"POST / HTTP/1.1\r\ncontent-length: 0\r\n\r\n", [], deadline)
-            pool.release(held)  # the first waiter has the connection now, but has not run yet
+            pool.release(held)  # it is the first waiter's turn now, but that has not run yet
             first.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await first
             assert await second is held
-            pool.discard(held)
+            pool.release(held)  # without an answer, so it is closed
             third = asyncio.ensure_future(pool.acquire(deadline))
             fourth = asyncio.ensure_future(pool.acquire(deadline))
             dialled = await third
-            pool.discard(dialled)  # room to dial goes to the fourth, which gives it up
+            pool.release(dialled)  # the turn goes to the fourth, which gives it up
             fourth.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await fourth
-            assert pool._open == 0
+            assert not pool._turns.locked()
+            assert not pool._idle
+            assert not pool._busy
             await server.all_gone()
 
     run(main)

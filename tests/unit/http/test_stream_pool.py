@@ -106,7 +106,7 @@ def test_a_stream_is_read_to_its_end_in_order(certificate, secure, http2, versio
             assert stream.headers[b"x-version"] == version
             assert await whole(stream) == b"".join(chunks)
             assert await stream.receive() == []
-            client.close_stream(stream)
+            stream.close()
 
     run(main)
 
@@ -119,7 +119,7 @@ def test_closing_a_stream_ends_it_at_the_server_at_once(certificate, secure, htt
         async with served_client(handler, certificate if secure else None, http2) as (_, client):
             stream = await client.open(HEADERS, b"body")
             assert b"".join(await stream.receive()) == b"first"
-            client.close_stream(stream)
+            stream.close()
             await closed.wait()
             with pytest.raises(TransportError, match="closed by this client"):
                 await stream.receive()
@@ -140,7 +140,6 @@ def test_a_stream_that_is_opened_while_the_client_closes_fails_and_leaves_nothin
                 if is_opening:
                     with pytest.raises(TransportError, match="closed"):
                         await opening
-                assert not client._streams
                 assert not client._connections
                 assert client._sweep is None
 
@@ -205,8 +204,8 @@ def test_a_reader_that_does_not_come_back_stops_the_server_not_its_neighbours(ce
             quick = await client.open(HEADERS, b"quick")
             assert len(await whole(quick)) == 400 * 65_536
             assert pushed[b"slow"] < 20 << 20  # what windows, kernel and TLS hold, not the 26 MB of the stream
-            client.close_stream(slow)
-            client.close_stream(quick)
+            slow.close()
+            quick.close()
 
     run(main)
 
@@ -218,11 +217,11 @@ def test_streams_share_one_http2_connection_up_to_its_limit():
             streams = await asyncio.gather(*(client.open(HEADERS, b"body") for _ in range(110)))
             assert [connection.stream_count for connection in client._connections] == [100, 10]
             for stream in streams:
-                client.close_stream(stream)
+                stream.close()
             assert [connection.stream_count for connection in client._connections] == [0, 0]
             again = await client.open(HEADERS, b"body")
             assert len(client._connections) == 2
-            client.close_stream(again)
+            again.close()
 
     run(main)
 
@@ -238,7 +237,7 @@ def test_streams_that_are_opened_at_once_wait_for_what_the_server_allows():
             opening = asyncio.gather(*(client.open(HEADERS, b"body") for _ in range(64)))
             asyncio.get_running_loop().call_later(0.1, lambda: proxy.heal(drop=False))
             for stream in await opening:
-                client.close_stream(stream)
+                stream.close()
             assert len(client._connections) == 4
             await client.close()
             await proxy.close()
@@ -253,8 +252,8 @@ def test_there_are_no_more_streams_than_allowed():
             with pytest.raises(TransportError, match="2 streams are already open") as failure:
                 await client.open(HEADERS, b"body")
             assert not failure.value.maybe_sent
-            client.close_stream(streams[0])
-            client.close_stream(await client.open(HEADERS, b"body"))
+            streams[0].close()
+            (await client.open(HEADERS, b"body")).close()
 
     run(main)
 
@@ -270,7 +269,7 @@ def test_a_silent_stream_and_a_silent_server_are_given_up(http2):
             await stream.receive()
             with pytest.raises(TransportError, match=r"sent nothing for 0\.2 s inside a stream"):
                 await stream.receive()
-            client.close_stream(stream)
+            stream.close()
             assert not any(connection.usable for connection in client._connections)  # it may be dead
 
         async def silent(reader, writer):
@@ -296,7 +295,7 @@ def test_a_connection_lost_in_the_middle_breaks_its_streams(http2):
             stream = await client.open(HEADERS, b"body")
             with pytest.raises(TransportError):
                 await whole(stream)
-            client.close_stream(stream)
+            stream.close()
 
     run(main)
 
@@ -331,7 +330,7 @@ def test_every_framing_of_http1_is_streamed(parts, body):
         async with canned_client(says(*parts)) as (_, client):
             stream = await client.open(HEADERS, b"body")
             assert await whole(stream) == body
-            client.close_stream(stream)
+            stream.close()
 
     run(main)
 
@@ -350,7 +349,26 @@ def test_a_stream_that_breaks_off_is_an_error(parts):
             stream = await client.open(HEADERS, b"body")
             with pytest.raises(TransportError):
                 await whole(stream)
-            client.close_stream(stream)
+            stream.close()
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "parts, words",
+    [
+        ((b"HTTP/1.1 101 Switching Protocols\r\n\r\n",), "unexpected status 101"),
+        ((b"HTTP/1.1 100 Continue\r\n\r\n" * 9,), "unexpected status 100"),
+        ((OK + b"x: " + b"a" * 90_000,), "too long"),
+        ((b"nonsense\r\n\r\n",), "not HTTP/1.1"),
+        ((OK,), "closed the connection"),
+    ],
+)
+def test_a_broken_head_of_a_stream_is_an_error_that_says_what_is_wrong(parts, words):
+    async def main():
+        async with canned_client(says(*parts)) as (_, client):
+            with pytest.raises(TransportError, match=words):
+                await client.open(HEADERS, b"body")
 
     run(main)
 

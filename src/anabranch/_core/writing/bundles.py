@@ -13,8 +13,8 @@ A record is also its delivery handle (the engine's `Delivery` extends it): one s
 its bundle, so the handle sees the bundle's outcome without a look-up.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -23,6 +23,7 @@ from anabranch._model.hash_keys import md5_digest
 from anabranch._model.streams import BEFORE_FIRST_SUB
 from anabranch._wire.aggregate import MAGIC, PRODUCER_TAG, AggregateBuilder, Tag
 from anabranch._wire.messages import PutRecordsEntry
+from anabranch.config import ProducerSettings
 from anabranch.limits import KIB, PUT_RECORDS_ENTRIES_MAX
 from anabranch.records import Attempt, PutResult
 
@@ -81,20 +82,26 @@ class OutgoingRecord(msgspec.Struct, gc=False, eq=False):
         )
 
 
-class Packing(msgspec.Struct, frozen=True):
-    """How a bundle becomes a Kinesis record."""
+class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of a `Producer` that the core needs."""
 
-    aggregate_partition_key: str | None = None
-    """The partition key of aggregates. None uses that of their first record."""
-    aggregates: bool = True
-    """If False, every record is sent unchanged."""
-    wraps_tagged: bool = False
-    """Send a single record with tags as an aggregate too, so that the tags travel with it (rule O1)."""
+    order: Literal["key", "none"] = "key"
+    aggregate: Literal["shard", "key"] | None = "shard"
+    """If None, every record is sent unchanged."""
+    linger_ms: int = 100
+    delivery_timeout_ms: int = 120_000
+    settings: ProducerSettings = ProducerSettings()
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the user wants less than a shard takes."""
+        limits = self.settings.shard_bytes_per_second, self.settings.shard_records_per_second
+        return self.settings.shard_share < 1.0 or limits != (None, None)
 
 
 class Bundle(msgspec.Struct, eq=False):
     stream: str
-    packing: Packing
+    options: WriteOptions
     predicted: MappedShard | None
     """The shard in which we expect all of its records; None if unknown or irrelevant."""
     epoch: int
@@ -126,20 +133,12 @@ class Bundle(msgspec.Struct, eq=False):
     def open_with(self, record: OutgoingRecord, size_max: int) -> None:
         """Adds the first record. The entry may grow to `size_max` bytes, including its partition key."""
         self.builder = builder = AggregateBuilder()
-        outer = self.packing.aggregate_partition_key or record.partition_key
+        outer = self.options.settings.aggregate_partition_key or record.partition_key
         self.size_max = size_max - len(outer.encode())
         # No limit for the first record: one that is larger than any aggregate is sent alone.
         tags = _OWN_TAGS + record.tags
         builder.add(record.partition_key, record.data, record.explicit_hash_key, tags)
         self.append(record)
-
-    def move_from(self, origin: "Bundle", records: Sequence[OutgoingRecord]) -> None:
-        """Takes records of another bundle, with that bundle's attempts."""
-        self.attempts = origin.attempts
-        self.maybe_written = origin.maybe_written
-        self.entries_per_call_max = origin.entries_per_call_max
-        for record in records:
-            self.append(record)
 
     def append(self, record: OutgoingRecord) -> None:
         record.bundle = self
@@ -151,10 +150,11 @@ class Bundle(msgspec.Struct, eq=False):
     def _is_sent_unchanged(self) -> bool:
         if len(self.records) != 1:
             return False
-        packing, first = self.packing, self.records[0]
-        return not packing.aggregates or not (
-            first.data.startswith(MAGIC) or (packing.wraps_tagged and bool(first.tags))
-        )
+        options, first = self.options, self.records[0]
+        if options.aggregate is None:
+            return True
+        wraps_tags = options.settings.trace == "wrap"  # so that they travel with the record (rule O1)
+        return not (first.data.startswith(MAGIC) or (wraps_tags and first.tags))
 
     @property
     def entry_bytes(self) -> int:
@@ -165,7 +165,7 @@ class Bundle(msgspec.Struct, eq=False):
         first = self.records[0]
         if self._is_sent_unchanged:
             return len(first.data) + len(first.partition_key.encode())
-        outer = self.packing.aggregate_partition_key or first.partition_key
+        outer = self.options.settings.aggregate_partition_key or first.partition_key
         return self.builder.size + len(outer.encode())
 
     def freeze(self) -> PutRecordsEntry:
@@ -187,7 +187,7 @@ class Bundle(msgspec.Struct, eq=False):
             for record in self.records:
                 tags = record.tags if builder.count else _OWN_TAGS + record.tags
                 builder.add(record.partition_key, record.data, record.explicit_hash_key, tags)
-        outer, hash_key = self.packing.aggregate_partition_key, first.explicit_hash_key
+        outer, hash_key = self.options.settings.aggregate_partition_key, first.explicit_hash_key
         if outer is None:
             outer = first.partition_key
         elif hash_key is None:

@@ -29,46 +29,17 @@ from anabranch._core.writing.bundles import (
     RECORD_COST_BYTES,
     Bundle,
     OutgoingRecord,
-    Packing,
     UnseenFailures,
+    WriteOptions,
 )
 from anabranch._core.writing.limiter import ShardPace
-from anabranch._core.writing.shard_map import MappedShard, ShardMap, digest_of_hash_key
+from anabranch._core.writing.shard_map import HIGHEST, LOWEST, MappedShard, ShardMap, digest_of_hash_key
 from anabranch._model.entropy import Entropy
 from anabranch._model.hash_keys import check_partition_key, md5_digest, parse_hash_key
 from anabranch._wire.messages import PutRecordsEntry
 from anabranch.limits import KIB, PUT_RECORDS_BYTES_MAX, PUT_RECORDS_ENTRIES_MAX
 from anabranch.measures import WriteCounters
 from anabranch.records import Attempt
-
-
-class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
-    order: Literal["key", "none"] = "key"
-    aggregate: Literal["shard", "key"] | None = "shard"
-    linger_ms: int = 100
-    delivery_timeout_ms: int = 120_000
-    shard_share: float = 1.0
-    shard_bytes_per_second: float | None = None
-    shard_records_per_second: float | None = None
-    requests_in_flight_max: int = 8
-    aggregate_partition_key: str | None = None
-    after_failure: Literal["fail", "continue"] = "fail"
-    wraps_tagged: bool = False
-
-    @property
-    def is_limited(self) -> bool:
-        """Whether the user wants less than a shard takes."""
-        limits = (self.shard_bytes_per_second, self.shard_records_per_second)
-        return self.shard_share < 1.0 or any(limit is not None for limit in limits)
-
-    def make_pace(self, now_ms: int) -> ShardPace:
-        return ShardPace(
-            self.shard_share,
-            now_ms,
-            bytes_per_second=self.shard_bytes_per_second,
-            records_per_second=self.shard_records_per_second,
-        )
-
 
 REMEMBERED_KEYS_MAX: Final = 1 << 16
 SHARD_BYTES_PER_CALL_MAX: Final = 256 * KIB
@@ -88,8 +59,8 @@ class LocalCode:
     """The KPL's term for an aggregate that landed in a shard where not all of its records belong."""
 
 
-LaneId = str | tuple[str, str] | MappedShard | None
-"""A partition key, with its explicit hash key if it has one; a shard; or None: unordered records of unknown shards."""
+LaneKey = str | tuple[str, str]
+"""A partition key, with its explicit hash key if it has one."""
 
 
 def check_keys(partition_key: str, explicit_hash_key: str | None) -> bytes:
@@ -114,9 +85,11 @@ class ShardQueue(msgspec.Struct, eq=False):
 
 
 class WriteLane(msgspec.Struct, eq=False):
-    lane_id: LaneId
-    digest: bytes | None
-    """The hash key, if the lane belongs to a partition key; None if it belongs to a shard."""
+    key: LaneKey | None
+    """None if it belongs to a shard, or has unordered records of unknown shards."""
+    lowest: bytes
+    """The lowest hash key that its records may have."""
+    highest: bytes
     queue: ShardQueue
     aggregates: bool
     open_bundle: Bundle | None = None
@@ -135,11 +108,6 @@ class WriteLane(msgspec.Struct, eq=False):
     @property
     def is_empty(self) -> bool:
         return self.open_bundle is None and not self.closed_bundles and not self.in_flight
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether the open bundle has to wait for others."""
-        return bool(self.closed_bundles or self.in_flight)
 
     def head(self) -> Bundle | None:
         return self.closed_bundles[0] if self.closed_bundles else self.open_bundle
@@ -232,13 +200,8 @@ class Lanes:
     def __init__(self, stream: str, options: WriteOptions, failures: UnseenFailures, entropy: Entropy) -> None:
         self.shard_map = ShardMap(entropy=entropy)
         self.failures = failures
-        self.aggregate: Literal["shard", "key"] | None = options.aggregate
+        self.options = options
         self.is_ordered = options.order == "key"
-        self.packing = Packing(
-            options.aggregate_partition_key,
-            aggregates=options.aggregate is not None,
-            wraps_tagged=options.wraps_tagged,
-        )
         self.predicts = True
         """False if the service chooses the shard of each record itself."""
         self.lane_of_key: dict[str, WriteLane] = {}
@@ -254,15 +217,13 @@ class Lanes:
         self.shards_counted = defaultdict[str, WriteCounters](WriteCounters)
         """By shard id, including shards that left the map."""
         self._stream = stream
-        self._options = options
-        self._linger_ms = options.linger_ms
         self._generation = self.shard_map.generation
         self._queues: dict[str | None, ShardQueue] = {}
         self.paces: dict[str, ShardPace] = {}
         """By shard id, of the shards in the map that were written to."""
         self._pace_of_unknown: ShardPace | None = None
         self._shard_lanes: dict[str | None, WriteLane] = {}
-        self._key_lanes: dict[LaneId, WriteLane] = {}
+        self._key_lanes: dict[LaneKey, WriteLane] = {}
         self._lingering: deque[tuple[WriteLane, Bundle]] = deque()
         """Without order: opened bundles, oldest first. Some may have been sent since."""
         self._draining: list[WriteLane] = []
@@ -278,19 +239,22 @@ class Lanes:
     def lane_for(self, partition_key: str, explicit_hash_key: str | None, digest: bytes, now_ms: int) -> WriteLane:
         """The lane that this key's next record joins."""
         shard = self.shard_map.predict(digest) if self.predicts else None
-        if self.aggregate == "key" or (self.is_ordered and (self.aggregate is None or shard is None)):
-            lane_id = partition_key if explicit_hash_key is None else (partition_key, explicit_hash_key)
-            lane = self._key_lanes.get(lane_id)
+        aggregate = self.options.aggregate
+        if aggregate == "key" or (self.is_ordered and (aggregate is None or shard is None)):
+            key = partition_key if explicit_hash_key is None else (partition_key, explicit_hash_key)
+            lane = self._key_lanes.get(key)
             if lane is None:
                 queue = self._queue_of(shard, now_ms)
-                lane = self._key_lanes[lane_id] = WriteLane(lane_id, digest, queue, self._aggregates_keys)
+                lane = self._key_lanes[key] = WriteLane(key, digest, digest, queue, self._aggregates_keys)
                 self._count_blockers(lane)
             return lane
         shard_id = None if shard is None else shard.shard_id
         lane = self._shard_lanes.get(shard_id)
         if lane is None:
-            aggregates = shard is not None and self.aggregate is not None
-            lane = self._shard_lanes[shard_id] = WriteLane(shard, None, self._queue_of(shard, now_ms), aggregates)
+            lowest, highest = (LOWEST, HIGHEST) if shard is None else (shard.start, shard.end)
+            aggregates = shard is not None and aggregate is not None
+            lane = WriteLane(None, lowest, highest, self._queue_of(shard, now_ms), aggregates)
+            self._shard_lanes[shard_id] = lane
             self._count_blockers(lane)
         if explicit_hash_key is None:
             if len(self.lane_of_key) >= REMEMBERED_KEYS_MAX:
@@ -307,8 +271,8 @@ class Lanes:
 
     @property
     def _aggregates_keys(self) -> bool:
-        """Not before the first listing: until then we do not know whether the service places records by key."""
-        return self.aggregate == "key" and self.shard_map.updated_at_ms is not None
+        """Whether lanes of keys aggregate: not before the first listing, because the service may ignore the keys."""
+        return self.options.aggregate == "key" and self.shard_map.updated_at_ms is not None
 
     def _queue_of(self, shard: MappedShard | None, now_ms: int) -> ShardQueue:
         shard_id = None if shard is None else shard.shard_id
@@ -323,16 +287,16 @@ class Lanes:
         limit: then the service's throttling is enough. None also if the service chooses the shards: then we cannot know
         how many records a shard gets.
         """
-        if not (self._options.is_limited and self.predicts):
+        if not (self.options.is_limited and self.predicts):
             return None
         if self._pace_of_unknown is None:
-            self._pace_of_unknown = self._options.make_pace(now_ms)
+            self._pace_of_unknown = ShardPace(self.options.settings, now_ms)
         return self._pace_of_unknown
 
     def _pace_of(self, shard_id: str, now_ms: int) -> ShardPace:
         pace = self.paces.get(shard_id)
         if pace is None:
-            pace = self.paces[shard_id] = self._options.make_pace(now_ms)
+            pace = self.paces[shard_id] = ShardPace(self.options.settings, now_ms)
             if self._pace_of_unknown is not None:
                 pace.spend(*self._pace_of_unknown.spent(now_ms))  # it may all have gone to this shard
         return pace
@@ -342,8 +306,8 @@ class Lanes:
         found: dict[int, WriteLane] = {}
         for record in records:
             key, hash_key = record.partition_key, record.explicit_hash_key
-            lane_id = key if hash_key is None else (key, hash_key)
-            lane = self._key_lanes.get(lane_id) or self._shard_lane_of(record.digest)
+            lane = self._key_lanes.get(key if hash_key is None else (key, hash_key))
+            lane = lane or self._shard_lane_of(record.digest)
             if lane is not None:
                 found[id(lane)] = lane
         return list(found.values())
@@ -376,11 +340,11 @@ class Lanes:
             self.ready.append(queue)
 
     def end_flight(self, lane: WriteLane, now_ms: int) -> None:
-        """Call this after a bundle in flight is resolved. One to retry must be back at the head of its lane by then."""
+        """A bundle in flight has its outcome. If it is retried, it is at the head of its lane again."""
         lane.in_flight -= 1
         if not lane.is_retired:
-            if lane.digest is not None and lane.is_empty:
-                del self._key_lanes[lane.lane_id]
+            if lane.key is not None and lane.is_empty:
+                del self._key_lanes[lane.key]
             else:
                 self.queue_if_ready(lane, now_ms)
         elif not lane.in_flight:
@@ -390,10 +354,10 @@ class Lanes:
         self._draining.remove(old)
         if not self.is_ordered:
             return
-        if old.digest is None:
+        if old.key is None:
             blocked = [lane for lane in self.active() if _shares_keys(old, lane)]
         else:
-            successors = (self._key_lanes.get(old.lane_id), self._shard_lane_of(old.digest))
+            successors = (self._key_lanes.get(old.key), self._shard_lane_of(old.lowest))
             blocked = [lane for lane in successors if lane is not None]
         for lane in blocked:
             lane.blocker_count -= 1
@@ -402,9 +366,8 @@ class Lanes:
     def stop_ordering(self) -> None:
         """The service chooses the shards itself: we cannot aggregate for a shard, and no key has an order."""
         self.predicts = False
-        self.aggregate = None
+        self.options = msgspec.structs.replace(self.options, aggregate=None)
         self.is_ordered = False
-        self.packing = Packing(aggregates=False)
         self._generation = -1  # so that `follow_map` moves all records
 
     # following the shard map
@@ -423,27 +386,27 @@ class Lanes:
         shard_lanes, self._shard_lanes = self._shard_lanes, {}
         for shard_id, lane in shard_lanes.items():
             shard = lane.queue.shard
-            packs_as_before = lane.aggregates == (self.aggregate == "shard")
+            packs_as_before = lane.aggregates == (self.options.aggregate == "shard")
             if shard is not None and self.shard_map.is_current(shard) and packs_as_before:
                 self._shard_lanes[shard_id] = lane
                 self._requeue_lane(lane, shard, now_ms)
             else:
                 displaced += self._retire(lane)
-        for lane in list(self._key_lanes.values()):
-            assert lane.digest is not None, "the lane of a key"
-            shard = self.shard_map.predict(lane.digest)
+        for key, lane in list(self._key_lanes.items()):
+            shard = self.shard_map.predict(lane.lowest)
             if self._keeps_key_lane(lane, shard):
                 lane.aggregates = self._aggregates_keys
                 self._requeue_lane(lane, shard, now_ms)
             else:
-                del self._key_lanes[lane.lane_id]
+                del self._key_lanes[key]
                 displaced += self._retire(lane)
         self.requeue_last(displaced, now_ms)
 
     def _keeps_key_lane(self, lane: WriteLane, shard: MappedShard | None) -> bool:
-        if self.aggregate == "key":
+        aggregate = self.options.aggregate
+        if aggregate == "key":
             return True
-        return self.is_ordered and not lane.aggregates and (self.aggregate is None or shard is None)
+        return self.is_ordered and not lane.aggregates and (aggregate is None or shard is None)
 
     def _requeue_lane(self, lane: WriteLane, shard: MappedShard | None, now_ms: int) -> None:
         lane.queue = self._queue_of(shard, now_ms)
@@ -486,7 +449,7 @@ class Lanes:
     # bundles
 
     def _new_bundle(self, lane: WriteLane | None, epoch: int) -> Bundle:
-        bundle = Bundle(self._stream, self.packing, None if lane is None else lane.queue.shard, epoch)
+        bundle = Bundle(self._stream, self.options, None if lane is None else lane.queue.shard, epoch)
         self.bundles[id(bundle)] = bundle
         return bundle
 
@@ -506,7 +469,7 @@ class Lanes:
         bundle = self._new_bundle(lane, epoch)
         if lane.aggregates:
             bundle.open_with(record, AGGREGATE_BYTES)
-            bundle.due_ms = now_ms + self._linger_ms
+            bundle.due_ms = now_ms + self.options.linger_ms
             lane.open_bundle = bundle
             if not self.is_ordered:
                 self._lingering.append((lane, bundle))
@@ -523,8 +486,8 @@ class Lanes:
         if builder.add(key, data, hash_key, tags, size_max=bundle.size_max):
             return True
         # A lane that has to wait anyway makes fewer and larger aggregates.
-        is_busy = lane.is_busy if self.is_ordered else bool(lane.closed_bundles)
-        if not is_busy or bundle.size_max > AGGREGATE_BYTES:
+        has_to_wait = lane.closed_bundles or (self.is_ordered and lane.in_flight)
+        if not has_to_wait or bundle.size_max > AGGREGATE_BYTES:
             return False
         bundle.size_max += _GROWTH_BYTES
         bundle.due_ms = 0  # it has its normal size: send it as soon as possible
@@ -574,8 +537,13 @@ class Lanes:
         return placed
 
     def _part_of(self, lane: WriteLane, origin: Bundle, records: Sequence[OutgoingRecord]) -> Bundle:
+        """A new bundle with these records of another one, and with its attempts."""
         bundle = self._new_bundle(lane, origin.epoch)
-        bundle.move_from(origin, records)
+        bundle.attempts = origin.attempts
+        bundle.maybe_written = origin.maybe_written
+        bundle.entries_per_call_max = origin.entries_per_call_max
+        for record in records:
+            bundle.append(record)
         return bundle
 
     # outcomes
@@ -595,7 +563,6 @@ class Lanes:
 
     def fail(self, bundle: Bundle, attempt: Attempt, *, maybe_written: bool = False) -> None:
         self._mark_failed(bundle, attempt, maybe_written=maybe_written)
-        self.failures.add(bundle.records)
         self._end_bundle(bundle)
 
     def _mark_failed(self, bundle: Bundle, attempt: Attempt, *, maybe_written: bool) -> None:
@@ -604,6 +571,7 @@ class Lanes:
         bundle.maybe_written = bundle.maybe_written or maybe_written
         bundle.attempts = (*bundle.attempts, attempt)
         bundle.failures = self.failures
+        self.failures.add(record for record in bundle.records if record.bundle is bundle)  # others were moved meanwhile
         self.counted.failed_count += len(bundle.records)
         if attempt.code == LocalCode.TIMEOUT:
             self.counted.expired_count += len(bundle.records)
@@ -613,7 +581,6 @@ class Lanes:
         for bundle in self.bundles.values():
             if not bundle.is_settled:
                 self._mark_failed(bundle, attempt, maybe_written=bundle.in_flight)
-                self.failures.add(record for record in bundle.records if record.bundle is bundle)
             self.ended.append(bundle)
         self.bundles.clear()
 
@@ -643,8 +610,8 @@ class Lanes:
                     self.fail(self._part_of(lane, origin, failing), attempt)
                     self._end_bundle(origin)
             lane.closed_bundles.extend(kept)
-            if lane.digest is not None and lane.is_empty:
-                del self._key_lanes[lane.lane_id]
+            if lane.key is not None and lane.is_empty:
+                del self._key_lanes[lane.key]
         return failed
 
     # calls
@@ -702,16 +669,6 @@ class Lanes:
 
 
 def _shares_keys(old: WriteLane, lane: WriteLane) -> bool:
-    if old.digest is not None and lane.digest is not None:
-        return old.lane_id == lane.lane_id
-    start, end = _hash_keys(old)
-    other_start, other_end = _hash_keys(lane)
-    return other_start <= end and start <= other_end
-
-
-def _hash_keys(lane: WriteLane) -> tuple[bytes, bytes]:
-    """The lowest and the highest hash key of a lane."""
-    if lane.digest is not None:
-        return lane.digest, lane.digest
-    assert isinstance(lane.lane_id, MappedShard)  # the lane without a shard exists only where nothing is ordered
-    return lane.lane_id.start, lane.lane_id.end
+    if old.key is not None and lane.key is not None:
+        return old.key == lane.key
+    return lane.lowest <= old.highest and old.lowest <= lane.highest

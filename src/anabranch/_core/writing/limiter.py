@@ -19,6 +19,7 @@ from typing import Final
 
 from anabranch._core.backoff import backoff_ms
 from anabranch._model.entropy import Entropy
+from anabranch.config import ProducerSettings
 from anabranch.limits import SHARD_WRITE_BURST_BYTES, SHARD_WRITE_BYTES_PER_SECOND, SHARD_WRITE_RECORDS_PER_SECOND
 
 DECREASE: Final = 0.7
@@ -47,28 +48,24 @@ class RefusedShare:
 
     @property
     def is_most(self) -> bool:
+        """Whether most of the last records were not written."""
         return self._share >= 0.5
 
 
 class ShardPace:
-    def __init__(
-        self,
-        share: float,
-        now_ms: int,
-        *,
-        bytes_per_second: float | None = None,
-        records_per_second: float | None = None,
-    ) -> None:
+    def __init__(self, settings: ProducerSettings, now_ms: int) -> None:
         self.factor = 1.0
         """Our estimate of how much of our share the shard accepts now."""
         self.paused_until_ms = now_ms
         self.refused_share = RefusedShare()
+        share = settings.shard_share
+        bytes_limit, records_limit = settings.shard_bytes_per_second, settings.shard_records_per_second
         bytes_rate, burst_bytes = share * SHARD_WRITE_BYTES_PER_SECOND, share * SHARD_WRITE_BURST_BYTES
-        if bytes_per_second is not None and bytes_per_second < bytes_rate:
-            bytes_rate = burst_bytes = bytes_per_second
+        if bytes_limit is not None and bytes_limit < bytes_rate:
+            bytes_rate = burst_bytes = bytes_limit
         records_rate = share * SHARD_WRITE_RECORDS_PER_SECOND
-        if records_per_second is not None:
-            records_rate = min(records_rate, records_per_second)
+        if records_limit is not None:
+            records_rate = min(records_rate, records_limit)
         self._bytes_per_ms = bytes_rate / 1_000
         self._records_per_ms = records_rate / 1_000
         self._bytes = self._bytes_max = burst_bytes
@@ -80,7 +77,7 @@ class ShardPace:
         """Pauses since a record was last accepted."""
 
     def spent(self, now_ms: int) -> tuple[float, float]:
-        """The bytes and records that its buckets lack."""
+        """How many bytes and records its buckets are below full."""
         self._fill(now_ms)
         return self._bytes_max - self._bytes, self._records_max - self._records
 

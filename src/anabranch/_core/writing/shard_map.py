@@ -29,8 +29,8 @@ from anabranch._model.entropy import Entropy
 from anabranch._model.streams import Shard
 
 HASH_KEY_BYTES: Final = 16
-_LOWEST: Final = bytes(HASH_KEY_BYTES)
-_HIGHEST: Final = b"\xff" * HASH_KEY_BYTES
+LOWEST: Final = bytes(HASH_KEY_BYTES)
+HIGHEST: Final = b"\xff" * HASH_KEY_BYTES
 
 BACKOFF_FIRST_MS: Final = 2_000
 BACKOFF_MAX_MS: Final = 30_000
@@ -225,6 +225,6 @@ def _without_overlaps(shards: Iterable[MappedShard]) -> list[MappedShard]:
 
 
 def _covers_everything(shards: Sequence[MappedShard]) -> bool:
-    if not shards or shards[0].start != _LOWEST or shards[-1].end != _HIGHEST:
+    if not shards or shards[0].start != LOWEST or shards[-1].end != HIGHEST:
         return False
     return all(int.from_bytes(left.end) + 1 == int.from_bytes(right.start) for left, right in pairwise(shards))

@@ -21,8 +21,8 @@ from typing import Final, Generic, NamedTuple, TypeVar
 import msgspec
 
 from anabranch._core.backoff import backoff_ms
-from anabranch._core.writing.bundles import Bundle, OutgoingRecord, UnseenFailures
-from anabranch._core.writing.lanes import Lanes, LocalCode, PutRecordsCall, WriteLane, WriteOptions, check_keys
+from anabranch._core.writing.bundles import Bundle, OutgoingRecord, UnseenFailures, WriteOptions
+from anabranch._core.writing.lanes import Lanes, LocalCode, PutRecordsCall, WriteLane, check_keys
 from anabranch._core.writing.limiter import RefusedShare, ShardPace
 from anabranch._core.writing.settlement import (
     RETRY_TABLE,
@@ -122,7 +122,9 @@ class StreamWriter(Generic[R]):
         """The handles tell `owner` when a failure was seen."""
         self.name = name
         self.stream = str(name)
-        self.failures = UnseenFailures(owner, blocks_keys=options.order == "key" and options.after_failure == "fail")
+        self.failures = UnseenFailures(
+            owner, blocks_keys=options.order == "key" and options.settings.after_failure == "fail"
+        )
         self.tick_at_ms: int | None = None
         self.wants_summary = True
         """The next refresh should also describe the stream."""
@@ -236,7 +238,7 @@ class StreamWriter(Generic[R]):
     def _check_size(self, data: bytes, partition_key: str) -> None:
         size_bytes = len(data) + len(partition_key.encode())
         # Data that looks like an aggregate is sent inside one, so that readers return it unchanged.
-        if self._lanes.packing.aggregates and data.startswith(MAGIC):
+        if self._lanes.options.aggregate is not None and data.startswith(MAGIC):
             size_bytes += _WRAPPING_BYTES
         if size_bytes > self._record_bytes_max:
             raise ValueError(
@@ -266,7 +268,7 @@ class StreamWriter(Generic[R]):
         return self._steps(calls, refresh=refresh)
 
     def _collect(self, now_ms: int, wall_ms: int) -> tuple[Sequence[PutRecordsCall], int | None]:
-        free = self._options.requests_in_flight_max - self._requests_in_flight
+        free = self._options.settings.requests_in_flight - self._requests_in_flight
         if not self._lanes.ready or free <= 0:
             return (), None
         if now_ms < self._paused_until_ms:
@@ -352,7 +354,7 @@ class StreamWriter(Generic[R]):
             unseen_failure_count=len(self.failures),
             paused=max(0, self._paused_until_ms - now_ms) / 1_000,
             failures_in_a_row=self._failures_in_a_row,
-            aggregates=self._lanes.aggregate is not None,
+            aggregates=self._lanes.options.aggregate is not None,
             counters=self._lanes.counted.copy(),
             shards=tuple(
                 ShardWrites(

@@ -10,48 +10,41 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import Protocol
 
+Hook = Callable[[], None]
 
-class ClosesAtExit(Protocol):
-    def begin_exit(self) -> None:
-        """Starts to deliver, without waiting."""
-
-    def finish_exit(self) -> None:
-        """Waits until everything is delivered, and logs what was not."""
-
-
-_producers: dict[int, ClosesAtExit] = {}
-_reports: dict[Callable[[], None], None] = {}
+_producers: dict[Hook, Hook] = {}
+_reports: dict[Hook, None] = {}
 _guards: list[threading.Thread] = []
 
 
-def close_at_exit(producer: ClosesAtExit) -> None:
-    _producers[id(producer)] = producer
+def close_at_exit(begin: Hook, finish: Hook) -> None:
+    """`begin` starts to deliver, without waiting. `finish` waits for that, and logs what was not delivered."""
+    _producers[begin] = finish
     if _is_child_of_multiprocessing() and not _guards:
         _guards.append(threading.Thread(target=_close_after_other_threads, name="anabranch-exit"))
         _guards[0].start()
 
 
-def cancel_close_at_exit(producer: ClosesAtExit) -> None:
-    _producers.pop(id(producer), None)
+def cancel_close_at_exit(begin: Hook) -> None:
+    _producers.pop(begin, None)
 
 
-def report_at_exit(report: Callable[[], None]) -> None:
+def report_at_exit(report: Hook) -> None:
     """Keeps the method of a writer with undelivered records, until `cancel_report_at_exit`."""
     _reports[report] = None
 
 
-def cancel_report_at_exit(report: Callable[[], None]) -> None:
+def cancel_report_at_exit(report: Hook) -> None:
     _reports.pop(report, None)
 
 
 def _at_exit() -> None:
-    producers = list(_producers.values())
-    for producer in producers:
-        producer.begin_exit()
-    for producer in producers:
-        producer.finish_exit()
+    producers = list(_producers.items())
+    for begin, _ in producers:
+        begin()
+    for _, finish in producers:
+        finish()
     for report in list(_reports):
         report()
 

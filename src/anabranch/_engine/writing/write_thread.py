@@ -137,11 +137,10 @@ class WriteThread:
         self._delivery_timeout = delivery_timeout
         self._exit_timeout = exit_timeout
         self._process_id = os.getpid()
-        self._lock = threading.RLock()
-        """Guards `is_over`. Reentrant, because a finalizer may run in the thread that holds it."""
         self._exit: Future[FlushReport] | None = None
         self._failure: ProducerError | None = None
         self._room = threading.Condition()
+        """Guards the inbox and `is_over`. Reentrant, because a finalizer may run in the thread that holds it."""
         self._inbox: deque[SyncDelivery | asyncio.Future[None]] = deque()
         """Records in call order. The futures between them are resolved when all records before them were taken."""
         self._inbox_bytes = 0
@@ -165,7 +164,7 @@ class WriteThread:
         started.wait()
         if self._failure is not None:
             raise _not_started(self._failure.__cause__) from self._failure.__cause__
-        close_at_exit(self)
+        close_at_exit(self._begin_exit, self._finish_exit)
 
     @property
     def holds_records(self) -> bool:
@@ -211,7 +210,7 @@ class WriteThread:
 
     def call_soon(self, callback: Callable[..., Any], *arguments: Any) -> bool:
         """Schedules a call on the loop. False if the loop has ended; otherwise the call is certain to run."""
-        with self._lock:
+        with self._room:
             if not self.is_over:
                 self._loop.call_soon_threadsafe(callback, *arguments)
             return not self.is_over
@@ -221,10 +220,10 @@ class WriteThread:
         if self._process_id == os.getpid():
             self.call_soon(lambda: self._tasks.create_task(self._retire()))
 
-    def begin_exit(self) -> None:
+    def _begin_exit(self) -> None:
         self._exit = self._call(self._close(self._exit_timeout)) if self._begin_closing() else None
 
-    def finish_exit(self) -> None:
+    def _finish_exit(self) -> None:
         try:
             if self._exit is not None:  # otherwise somebody is closing it already
                 self._wait_for(self._exit, self._exit_timeout + 1.0)
@@ -244,7 +243,7 @@ class WriteThread:
         return is_first
 
     def _call(self, work: Coroutine[Any, Any, FlushReport]) -> "Future[FlushReport]":
-        with self._lock:
+        with self._room:
             if not self.is_over:
                 return asyncio.run_coroutine_threadsafe(work, self._loop)
         work.close()
@@ -292,9 +291,9 @@ class WriteThread:
         try:
             self._loop.run_until_complete(self._close_producer())
         finally:
-            with self._lock:
+            with self._room:
                 self.is_over = True
-            cancel_close_at_exit(self)
+            cancel_close_at_exit(self._begin_exit)
             self._loop.run_until_complete(_cancel_others())
             self._loop.close()
 
@@ -388,7 +387,7 @@ class WriteThread:
     async def _finish(
         self, end: Callable[..., Coroutine[Any, Any, FlushReport]], deadline: float | None
     ) -> FlushReport:
-        """Calls `end` after all records handed over before have been taken."""
+        """Calls `end` when the producer has taken all records that were handed over before."""
         started = self._loop.time()
         waited = self._until_taken()
         try:

@@ -21,8 +21,15 @@ from typing import Any
 
 import msgspec
 
-from anabranch._core.writing.bundles import RECORD_COST_BYTES, Bundle, OutgoingRecord, UnseenFailures, cost_of
-from anabranch._core.writing.lanes import PutRecordsCall, WriteOptions, check_keys
+from anabranch._core.writing.bundles import (
+    RECORD_COST_BYTES,
+    Bundle,
+    OutgoingRecord,
+    UnseenFailures,
+    WriteOptions,
+    cost_of,
+)
+from anabranch._core.writing.lanes import PutRecordsCall, check_keys
 from anabranch._core.writing.stream_writer import StreamWriter, WriteSteps
 from anabranch._engine.clock import Alarm
 from anabranch._engine.tasks import BackgroundTask, single_cause
@@ -181,14 +188,6 @@ def _end_spans(bundle: Bundle) -> None:
             record.put_span.end(record.put_result)
 
 
-class _Wait(msgspec.Struct, frozen=True):
-    """A flush that waits for a condition. It is checked after each step."""
-
-    is_over: Callable[[], bool]
-    deadline_ms: int | None
-    future: asyncio.Future[bool]
-
-
 @dataclass(eq=False, repr=False)
 class Writer:
     """Created on the event loop that it runs on."""
@@ -223,7 +222,8 @@ class Writer:
         """Whether the task has been woken already, and will see what is put now."""
         self._armed_ms: int | None = None
         """When the task wakes up by itself."""
-        self._waits: list[_Wait] = []
+        self._flush_alarms: list[Alarm] = []
+        """They ring after each step, for flushes that wait."""
         # the end
         self._stop_error: AnabranchError | None = None
         """Why no new puts are accepted. The first reason stays."""
@@ -302,10 +302,8 @@ class Writer:
             if not queued.future.done():
                 queued.future.set_exception(self._full_error(queued.cost_bytes))
         self._queue.clear()
-        for wait in self._waits:
-            if not wait.future.done():
-                wait.future.set_result(wait.is_over())
-        self._waits.clear()
+        for alarm in self._flush_alarms:
+            alarm.ring()
 
     # putting
 
@@ -537,12 +535,16 @@ class Writer:
         return await self._wait_until(lambda: all(writer.is_flushed(epoch) for writer, epoch in epochs), deadline_ms)
 
     async def _wait_until(self, is_over: Callable[[], bool], deadline_ms: int | None) -> bool:
-        if not self._main_task.is_running:
-            return is_over()
-        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._waits.append(_Wait(is_over, deadline_ms, future))
-        self._wake()
-        return await future
+        alarm = Alarm(self._clock)
+        self._flush_alarms.append(alarm)
+        try:
+            while self._main_task.is_running and not is_over():
+                if deadline_ms is not None and self._clock.now_ms() >= deadline_ms:
+                    break
+                await alarm.wait(deadline_ms)
+        finally:
+            self._flush_alarms.remove(alarm)
+        return is_over()
 
     # steps
 
@@ -564,7 +566,10 @@ class Writer:
         self._is_awake = False
         if self.is_empty:
             cancel_report_at_exit(self.report_unfinished)
-        return self._check_waits(now_ms)
+        for alarm in self._flush_alarms:
+            alarm.ring()
+        deadlines = (writer.tick_at_ms for writer in self._streams.values())
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def _step_after_response(self) -> None:
         """Takes a step now. Wakes the task only if its timer has to change."""
@@ -572,20 +577,6 @@ class Writer:
         timer_is_right = armed_ms is None if deadline_ms is None else armed_ms is not None and armed_ms <= deadline_ms
         if not timer_is_right:
             self._wake()
-
-    def _check_waits(self, now_ms: int) -> int | None:
-        deadlines = [writer.tick_at_ms for writer in self._streams.values()]
-        for wait in self._waits:
-            if wait.future.done():
-                continue
-            if wait.is_over():
-                wait.future.set_result(True)
-            elif wait.deadline_ms is not None and now_ms >= wait.deadline_ms:
-                wait.future.set_result(False)
-            else:
-                deadlines.append(wait.deadline_ms)
-        self._waits = [wait for wait in self._waits if not wait.future.done()]
-        return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     async def _send(self, writer: StreamWriter[Delivery], call: PutRecordsCall) -> None:
         response: PutRecordsResponse | AnabranchError

@@ -4,7 +4,6 @@
 valid until the connection is released. Request pieces are written one by one while the transport has room.
 
     IDLE ── exchange ──> HEAD ──> BODY | UNMEASURED ──> HELD ── release ──> IDLE
-                          └── streaming, status 200 ──> the transport belongs to an Http1BodyStream
     every phase ── abort, a lost connection, a bad response, a body without room, a deadline ──> CLOSED
 
 There is no timer here: the owner of the connection calls `check` periodically. Cancelling a call aborts the connection,
@@ -16,21 +15,18 @@ import enum
 import select
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias, cast
+from typing import Final, cast
 
 from anabranch._http.client.limits import (
     BODY_BYTES_MAX,
     HEAD_BYTES_MAX,
     INTERIM_ANSWERS_MAX,
-    WINDOW_BYTES,
     ClientTimeouts,
-    ReadTimeout,
 )
 from anabranch._http.client.response_framing import CHUNKED, ResponseChunks, ResponseHead, parse_response_head
 from anabranch.errors import TransportError
 
 _FIRST_ALLOCATION_BYTES_MAX: Final = 4 << 20  # an announced length above this is trusted only as bytes arrive
-_ROOM_BYTES_MIN: Final = 16 << 10  # one TLS record
 
 
 class ReceiveBuffers:
@@ -42,7 +38,6 @@ class ReceiveBuffers:
 
     def __init__(self, kept_bytes_max: int) -> None:
         self._kept_bytes_max = kept_bytes_max
-        self._kept_bytes = 0
         self._kept: list[bytearray] = []
 
     def borrow(self, size: int) -> bytearray:
@@ -50,17 +45,14 @@ class ReceiveBuffers:
         kept = self._kept
         for index in range(len(kept) - 1, -1, -1):
             if len(kept[index]) >= size:
-                buffer = kept.pop(index)
-                self._kept_bytes -= len(buffer)
-                return buffer
+                return kept.pop(index)
         # Rounded up by an eighth, so that slightly growing responses do not each need a new buffer.
         return bytearray(size + (size >> 3))
 
     def give_back(self, buffer: bytearray) -> None:
         self._kept.append(buffer)
-        self._kept_bytes += len(buffer)
-        while self._kept_bytes > self._kept_bytes_max:
-            self._kept_bytes -= len(self._kept.pop(0))
+        while sum(map(len, self._kept)) > self._kept_bytes_max:
+            del self._kept[0]
 
 
 class NoRoomError(TransportError):
@@ -89,7 +81,6 @@ class ClientResponse:
     body: memoryview
 
 
-Answer: TypeAlias = "ClientResponse | Http1BodyStream"
 HasRoom = Callable[[int], bool]
 """Whether there is room for a body of this many bytes. Called before a body is received that is larger than the
 connection's own buffer; if the length is unknown, each time that the body grows.
@@ -114,13 +105,11 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._head: ResponseHead | None = None
         self._chunks: ResponseChunks | None = None
         self._collected = bytearray()
-        self._answer: asyncio.Future[Answer] | None = None
+        self._answer: asyncio.Future[ClientResponse] | None = None
         self._has_room: HasRoom | None = None
         self._drained: asyncio.Future[None] | None = None
         self._sending = False
-        self._streaming = False
         self._interim_answers = 0
-        self._answered = False  # at least one byte has arrived
         self._deadline = 0.0
         self._heard_at = 0.0
         self._closed: asyncio.Future[None] = loop.create_future()
@@ -141,30 +130,25 @@ class ClientConnection(asyncio.BufferedProtocol):
         poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
         return bool(poll.poll(0))
 
-    def start(self, request: bytes, deadline: float, has_room: HasRoom | None = None) -> "asyncio.Future[Answer]":
-        """Sends a request that is one piece. The caller must await the response or abort the connection. If `has_room`
-        returns False for a large body, the call fails with `NoRoomError`.
-        """
-        answer = self._begin(deadline)
-        self._has_room = has_room
-        self._transport.write(request)
-        return answer
-
     async def exchange(
-        self,
-        head: bytes,
-        pieces: Sequence[bytes],
-        deadline: float,
-        *,
-        streaming: bool = False,
-        has_room: HasRoom | None = None,
-    ) -> Answer:
-        """The complete response; with `streaming`, its stream if the server accepts it (status 200)."""
-        answer = self._begin(deadline)
+        self, head: bytes, pieces: Sequence[bytes], deadline: float, *, has_room: HasRoom | None = None
+    ) -> ClientResponse:
+        """Raises `NoRoomError` if `has_room` returns False for a large body. Any error closes the connection."""
+        if self._phase is not IDLE:
+            raise TransportError(f"the connection to {self._peer} is closed", maybe_sent=False)
+        self._phase = HEAD
+        self._deadline = deadline
         self._has_room = has_room
-        self._streaming = streaming
+        self._interim_answers = 0
+        self.exchanges += 1
+        answer: asyncio.Future[ClientResponse] = self._loop.create_future()
+        self._answer = answer
         try:
-            await self._write(head, pieces, answer)
+            self._sending = len(pieces) > 1
+            self._transport.write(head + pieces[0] if pieces else head)
+            if self._sending:
+                await self._write_rest(pieces, answer)
+            self._heard_at = self._loop.time()
             return await answer
         except BaseException:
             self.abort()
@@ -213,21 +197,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     # Sending
 
-    def _begin(self, deadline: float) -> asyncio.Future[Answer]:
-        if self._phase is not IDLE:
-            raise TransportError(f"the connection to {self._peer} is closed", maybe_sent=False)
-        self._phase = HEAD
-        self._deadline = deadline
-        self._heard_at = self._loop.time()
-        self._interim_answers = 0
-        self._answered = False
-        self.exchanges += 1
-        self._answer = answer = self._loop.create_future()
-        return answer
-
-    async def _write(self, head: bytes, pieces: Sequence[bytes], answer: asyncio.Future[Answer]) -> None:
-        self._sending = True
-        self._transport.write(head + pieces[0] if pieces else head)
+    async def _write_rest(self, pieces: Sequence[bytes], answer: asyncio.Future[ClientResponse]) -> None:
         for piece in pieces[1:]:
             if self._drained is not None:
                 await self._drained
@@ -235,7 +205,6 @@ class ClientConnection(asyncio.BufferedProtocol):
                 return
             self._transport.write(piece)
         self._sending = False
-        self._heard_at = self._loop.time()
 
     def pause_writing(self) -> None:
         if self._drained is None:
@@ -257,7 +226,6 @@ class ClientConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self._end += nbytes
         self._heard_at = self._loop.time()
-        self._answered = True
         phase = self._phase
         try:
             if phase is HEAD:
@@ -280,7 +248,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._phase is UNMEASURED and self._chunks is None and exc is None:
             self._complete(memoryview(self._collected))
             return
-        self.dropped_before_answer = self._phase is HEAD and self.exchanges > 1 and not self._answered
+        has_answered = self._end > 0 or self._interim_answers > 0
+        self.dropped_before_answer = self._phase is HEAD and self.exchanges > 1 and not has_answered
         reason = f": {exc}" if exc else ""
         self.fail(TransportError(f"{self._peer} closed the connection before its response was complete{reason}"))
 
@@ -298,9 +267,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._skip_interim(head, body_start)
             return
         self._head = head
-        if self._streaming and head.status == 200:
-            self._become_stream(head, body_start)
-        elif head.length >= 0:
+        if head.length >= 0:
             self._body_start, self._body_end = body_start, body_start + head.length
             if head.length > BODY_BYTES_MAX:
                 raise TransportError(
@@ -324,19 +291,6 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._end = len(rest)
         if rest:
             self._read_head(0)
-
-    def _become_stream(self, head: ResponseHead, body_start: int) -> None:
-        stream = Http1BodyStream(
-            self._loop, self._transport, self._peer, head, bytes(self._view[body_start : self._end]), self._timeouts
-        )
-        self._transport.set_protocol(stream)
-        answer, self._answer = self._answer, None
-        self._phase = CLOSED  # the stream owns the transport from here on
-        self._closed.set_result(None)
-        if answer is not None and not answer.done():
-            answer.set_result(stream)
-        else:
-            stream.close()
 
     def _read_body(self) -> None:
         if self._end >= self._body_end:
@@ -393,117 +347,3 @@ class ClientConnection(asyncio.BufferedProtocol):
             head.keep_alive = False  # the request was not sent completely: its rest would be read as another request
         if answer is not None and not answer.done():
             answer.set_result(ClientResponse(head.status, head.headers, body))
-
-
-class Http1BodyStream(asyncio.BufferedProtocol):
-    """A streamed response body, on a connection that was taken over after its head.
-
-    `receive` returns what has arrived as views of the receive buffer. If the reader falls behind, the buffer fills and
-    the transport is paused, so memory stays bounded.
-    """
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        transport: asyncio.Transport,
-        peer: str,
-        head: ResponseHead,
-        first: bytes,
-        timeouts: ClientTimeouts,
-    ) -> None:
-        self.headers = head.headers
-        self._transport = transport
-        self._peer = peer
-        self._chunks = ResponseChunks() if head.length == CHUNKED else None
-        self._left = head.length if head.length >= 0 else None
-        self._buffer = bytearray(max(WINDOW_BYTES, len(first) + _ROOM_BYTES_MIN))
-        self._view = memoryview(self._buffer)
-        self._view[: len(first)] = first
-        self._start = 0  # of what the reader has not received yet
-        self._end = len(first)
-        self._paused = False
-        self._finished = self._left == 0
-        self._error: TransportError | None = None
-        self._read_timeout = ReadTimeout(loop, timeouts)
-        self._closed: asyncio.Future[None] = loop.create_future()
-
-    async def receive(self) -> list[memoryview]:
-        while True:
-            if self._start == self._end:
-                self._start = self._end = 0
-                if self._paused:
-                    self._paused = False
-                    self._transport.resume_reading()
-            else:
-                view = self._view[self._start : self._end]
-                self._start = self._end
-                if payloads := self._unframe(view):
-                    return payloads
-                continue
-            if self._finished:
-                return []
-            if self._error is not None:
-                raise self._error
-            await self._read_timeout.wait()
-
-    def expect(self, wanted_bytes: int) -> None:
-        """Nothing to do: TCP's flow control applies."""
-
-    def progress(self) -> None:
-        self._read_timeout.progress()
-
-    def close(self, *, silent: bool = False) -> None:  # noqa: ARG002 -- no other stream uses this connection
-        self._finish(TransportError("the stream was closed by this client"))
-
-    def check(self, now: float) -> None:
-        if (missing := self._read_timeout.expired(now)) is not None:
-            self._finish(TransportError(f"{self._peer} {missing}"))
-
-    async def wait_closed(self) -> None:
-        await asyncio.shield(self._closed)
-
-    def _unframe(self, view: memoryview) -> list[memoryview]:
-        if self._chunks is not None:
-            payloads = self._chunks.feed(view)
-            if self._chunks.complete:
-                self._end_of_body()
-            return payloads
-        if self._left is not None:
-            view = view[: self._left]
-            self._left -= len(view)
-            if self._left == 0:
-                self._end_of_body()
-        return [view] if view else []
-
-    def _end_of_body(self) -> None:
-        self._finished = True
-        self._transport.abort()
-
-    def _finish(self, error: TransportError) -> None:
-        if self._error is None:
-            self._error = error
-        self._transport.abort()
-        self._read_timeout.wake()
-
-    # Called by asyncio
-
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 -- the free space is fixed
-        return self._view[self._end :]
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self._end += nbytes
-        if len(self._buffer) - self._end < _ROOM_BYTES_MIN and not self._paused:
-            self._paused = True
-            self._transport.pause_reading()
-        self._read_timeout.wake()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self._closed.done():
-            self._closed.set_result(None)
-        lasts_until_close = self._chunks is None and self._left is None
-        if lasts_until_close and exc is None and self._error is None:
-            self._finished = True
-        elif self._error is None:
-            reason = f": {exc}" if exc else ""
-            self._error = TransportError(f"{self._peer} closed the connection in the middle of a stream{reason}")
-        self._read_timeout.wake()

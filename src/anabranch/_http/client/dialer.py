@@ -38,7 +38,7 @@ _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 class Endpoint:
     scheme: str
     host: str
-    """A name or an address; IPv6 without brackets."""
+    """A name in ASCII or an address; IPv6 without brackets."""
     port: int
 
     @property
@@ -67,18 +67,23 @@ class Endpoint:
 def parse_endpoint(url: str) -> Endpoint:
     try:
         parts = urlsplit(url)
-        port = parts.port
+        host, port = _ascii_host(parts.hostname), parts.port
     except ValueError as error:
         raise ValueError(
             f"{url!r} is not a valid endpoint ({error}); use a URL like https://kinesis.eu-west-1.amazonaws.com"
         ) from None
-    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or parts.username is not None:
+    if parts.scheme not in _DEFAULT_PORTS or not host or parts.username is not None:
         raise ValueError(f"{url!r} is not a valid endpoint; use a URL like https://kinesis.eu-west-1.amazonaws.com")
     if parts.path not in {"", "/"} or parts.query or parts.fragment:
         raise ValueError(
             f"an endpoint has a scheme, a host and an optional port, but no path, query or fragment: {url!r}"
         )
-    return Endpoint(parts.scheme, parts.hostname, port or _DEFAULT_PORTS[parts.scheme])
+    return Endpoint(parts.scheme, host, port or _DEFAULT_PORTS[parts.scheme])
+
+
+def _ascii_host(host: str | None) -> str:
+    """As headers and look-ups need it. Raises UnicodeError, a ValueError, if the host has an empty or too long part."""
+    return (host or "").encode("idna").decode("ascii")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +105,9 @@ def proxy_for(endpoint: Endpoint) -> Proxy | None:
         return None
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
-        host, port = parts.hostname, parts.port
+        host, port = _ascii_host(parts.hostname), parts.port
     except ValueError:
-        host, port = None, None
+        host, port = "", None
     if not host or parts.scheme not in {"http", "https"}:
         variable = f"{endpoint.scheme}_proxy".upper()
         raise ConfigurationError(f"{variable} is not a valid proxy URL; use one like http://proxy.example.com:3128")

@@ -29,7 +29,7 @@ class Http2BodyStream:
         self.headers: dict[bytes, bytes] = {}
         self._connection = connection
         self._stream_id = stream_id
-        self._waiting: list[memoryview] = []
+        self._arrived: list[memoryview] = []
         self.window_bytes = WINDOW_BYTES
         """How much the server may send now."""
         self._peer = peer
@@ -49,7 +49,7 @@ class Http2BodyStream:
             await self._read_timeout.wait()
 
     async def receive(self) -> list[memoryview]:
-        while not self._waiting:
+        while not self._arrived:
             if self._ended:
                 return []
             if self._error is not None:
@@ -57,7 +57,7 @@ class Http2BodyStream:
             if self.window_bytes < WINDOW_BYTES // 2:
                 self._open_window(WINDOW_BYTES)
             await self._read_timeout.wait()
-        payloads, self._waiting = self._waiting, []
+        payloads, self._arrived = self._arrived, []
         return payloads
 
     def expect(self, wanted_bytes: int) -> None:
@@ -75,7 +75,7 @@ class Http2BodyStream:
             self._connection.retire()
         self._connection.reset(self._stream_id)
         self.fail(TransportError("the stream was closed by this client"))
-        self._waiting = []
+        self._arrived = []
 
     def progress(self) -> None:
         self._read_timeout.progress()
@@ -84,9 +84,6 @@ class Http2BodyStream:
         if (missing := self._read_timeout.expired(now)) is not None:
             self._connection.retire()  # it may be dead
             self.fail(TransportError(f"{self._peer} {missing}"))
-
-    async def wait_closed(self) -> None:
-        """Does not wait: the connection stays open for other streams."""
 
     # Called by the connection
 
@@ -97,7 +94,7 @@ class Http2BodyStream:
     def data(self, payload: bytes, flow_bytes: int) -> None:
         """`flow_bytes` includes the padding, which also counts against the window."""
         if payload:
-            self._waiting.append(memoryview(payload))
+            self._arrived.append(memoryview(payload))
         self.window_bytes -= flow_bytes
         self._read_timeout.wake()
 
@@ -128,7 +125,7 @@ class Http2ClientConnection(asyncio.BufferedProtocol):
         self._failure: TransportError | None = None
         self._leaving = False  # the server accepts no new streams
         self._closed: asyncio.Future[None] = loop.create_future()
-        self.idle_since = loop.time()
+        self._idle_since = loop.time()
 
     @property
     def usable(self) -> bool:
@@ -140,6 +137,16 @@ class Http2ClientConnection(asyncio.BufferedProtocol):
     @property
     def stream_count(self) -> int:
         return len(self._streams)
+
+    def check(self, now: float) -> None:
+        """Fails streams whose reader has waited too long."""
+        for stream in list(self._streams.values()):
+            stream.check(now)
+
+    def is_over(self, now: float) -> bool:
+        """It has no streams, and has been idle for long or accepts no new ones."""
+        is_idle = now - self._idle_since > self._timeouts.idle
+        return not self._streams and (is_idle or not self.usable)
 
     async def ready(self) -> None:
         """Waits until the server has sent how many streams it allows. If we open more, all of them fail."""
@@ -203,6 +210,7 @@ class Http2ClientConnection(asyncio.BufferedProtocol):
 
     def abort(self) -> None:
         self._leaving = True
+        self._fail_all(TransportError("the stream was closed by this client"))
         self._transport.abort()
 
     async def wait_closed(self) -> None:
@@ -261,7 +269,7 @@ class Http2ClientConnection(asyncio.BufferedProtocol):
                 )
 
     def _forget(self, stream_id: int) -> Http2BodyStream | None:
-        self.idle_since = self._loop.time()
+        self._idle_since = self._loop.time()
         return self._streams.pop(stream_id, None)
 
     def _settle(self) -> None:

@@ -9,9 +9,8 @@ are busy, callers wait in line. Calls in progress need no timers: one sweep chec
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeVar, cast
+from typing import Final, TypeVar
 
 from anabranch._http.client.connection import ClientConnection, ClientResponse, HasRoom, ReceiveBuffers
 from anabranch._http.client.dialer import Dialer
@@ -33,66 +32,48 @@ class ConnectionPool:
         self._timeouts = timeouts
         self._buffers = buffers
         self._loop = asyncio.get_running_loop()
+        self._turns = asyncio.Semaphore(connections_max)
+        """Each call holds one while it has a connection, and callers wait in line for it. A connection is only opened
+        if none is idle, so there are never more connections than turns.
+        """
         self._idle: list[ClientConnection] = []
         self._busy: dict[ClientConnection, None] = {}
-        self._open = 0  # idle, busy and connecting
-        self._waiters: deque[asyncio.Future[ClientConnection | None]] = deque()
-        """Each gets a connection, or None: permission to open one."""
         self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
 
-    def take(self) -> ClientConnection | None:
-        """An idle connection, or None. The usual case, so it needs no await."""
-        idle = self._idle
-        while idle:
-            connection = idle.pop()
-            if connection.usable:
-                self._busy[connection] = None
-                if self._sweep is None:
-                    self._watch(_SWEEP_SECONDS)
-                return connection
-            self._open -= 1
-        return None
-
-    async def acquire(self, deadline: float) -> ClientConnection:
-        """An idle connection or a new one; waits if the pool is full. Cancelling also cancels the connecting."""
+    async def acquire(self, deadline: float, *, surely_open: bool = False) -> ClientConnection:
+        """The idle connection that was used last, or a new one; waits if all are busy. Cancelling also cancels the
+        connecting. `surely_open`: not one that the server has closed, even if the event loop does not know of it yet.
+        """
         if self._closed:
             raise UsageError("this client is closed")
-        if (kept := self.take()) is not None:
-            return kept
-        if self._open >= self._connections_max:
-            if (handed := await self._wait(deadline)) is not None:
-                return handed
+        if self._turns.locked():
+            await self._wait(deadline)
         else:
-            self._open += 1
+            await self._turns.acquire()  # does not wait
         try:
-            connection = await self._dialer.dial(self._new_connection, deadline)
+            connection = self._take_idle(surely_open=surely_open) or await self._dial(deadline)
         except BaseException:
-            self._free_room()
+            self._turns.release()
             raise
-        self._admit(connection)
+        self._busy[connection] = None
+        self._watch(_SWEEP_SECONDS)
+        return connection
+
+    async def replace(self, dropped: ClientConnection, deadline: float) -> ClientConnection:
+        """A new connection for a caller whose idle one was closed by the server."""
+        self._drop_idle()  # the server has most likely closed the others too
+        connection = await self._dial(deadline)
+        del self._busy[dropped]
+        self._busy[connection] = None
         return connection
 
     def release(self, connection: ClientConnection) -> None:
-        """Gives the connection to the caller that has waited longest, or keeps it."""
-        self._busy.pop(connection, None)
-        if not connection.release() or self._closed:
-            connection.abort()
-            self._free_room()
-            return
-        self._keep(connection)
-
-    def discard(self, connection: ClientConnection) -> None:
-        self._busy.pop(connection, None)
-        connection.abort()
-        connection.release()  # returns a borrowed buffer
-        self._free_room()
-
-    def drop_idle(self) -> None:
-        """Called when the server has closed one idle connection: it has most likely closed the others too."""
-        while self._idle:
-            self._idle.pop().abort()
-            self._open -= 1
+        """Keeps the connection if it can be used again."""
+        del self._busy[connection]
+        if connection.release():
+            self._idle.append(connection)
+        self._turns.release()
 
     async def close(self) -> None:
         """Fails calls in progress with a TransportError, and returns when all connections are closed."""
@@ -101,79 +82,53 @@ class ConnectionPool:
             self._sweep.cancel()
             self._sweep = None
         connections = [*self._idle, *self._busy]
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_exception(TransportError("the client was closed", maybe_sent=False))
-        self._waiters.clear()
         for connection in connections:
             connection.fail(TransportError("the client was closed in the middle of a call"))
-        self._open -= len(self._idle)
         self._idle.clear()
         for connection in connections:
             await connection.wait_closed()
+
+    async def _wait(self, deadline: float) -> None:
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._turns.acquire()
+        except TimeoutError:
+            where = self._dialer.endpoint.url
+            busy = f"all {self._connections_max} connections to {where} were busy until the deadline of the call"
+            raise TransportError(busy, maybe_sent=False) from None
+        if self._closed:
+            self._turns.release()
+            raise TransportError("the client was closed", maybe_sent=False)
+
+    def _take_idle(self, *, surely_open: bool) -> ClientConnection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable:
+                if not (surely_open and connection.has_input()):
+                    return connection
+                connection.abort()
+        return None
+
+    async def _dial(self, deadline: float) -> ClientConnection:
+        connection = await self._dialer.dial(self._new_connection, deadline)
+        if self._closed:
+            connection.abort()
+            raise TransportError("the client was closed", maybe_sent=False)
+        return connection
 
     def _new_connection(self, negotiated: str | None) -> ClientConnection:  # noqa: ARG002 -- this pool uses HTTP/1.1 only
         peer = self._dialer.endpoint.url
         return ClientConnection(self._loop, peer, self._timeouts, self._buffers)
 
-    def _admit(self, connection: ClientConnection) -> None:
-        self._busy[connection] = None
-        if self._closed:
-            self.discard(connection)
-            raise TransportError("the client was closed", maybe_sent=False)
-        self._watch(_SWEEP_SECONDS)
-
-    async def _wait(self, deadline: float) -> ClientConnection | None:
-        waiter: asyncio.Future[ClientConnection | None] = self._loop.create_future()
-        self._waiters.append(waiter)
-        try:
-            async with asyncio.timeout_at(deadline):
-                try:
-                    return await waiter
-                except asyncio.CancelledError:
-                    if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                        self._return_turn(waiter.result())  # the turn came while we were cancelled
-                    raise
-        except TimeoutError:
-            where = self._dialer.endpoint.url
-            busy = f"all {self._connections_max} connections to {where} were busy until the deadline of the call"
-            raise TransportError(busy, maybe_sent=False) from None
-
-    def _return_turn(self, handed: ClientConnection | None) -> None:
-        if handed is None:
-            self._free_room()
-        else:
-            del self._busy[handed]
-            self._keep(handed)
-
-    def _keep(self, connection: ClientConnection) -> None:
-        if self._give(connection):
-            self._busy[connection] = None
-        else:
-            self._idle.append(connection)
-
-    def _free_room(self) -> None:
-        if not self._give(None):
-            self._open -= 1
-
-    def _give(self, offer: ClientConnection | None) -> bool:
-        """Gives `offer` to the caller that has waited longest; false if no caller waits."""
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(offer)
-                return True
-        return False
+    def _drop_idle(self) -> None:
+        while self._idle:
+            self._idle.pop().abort()
 
     # The sweep
 
     def _watch(self, delay: float) -> None:
-        """Schedules a sweep after `delay`, unless one is due earlier."""
-        if self._sweep is not None:
-            if self._sweep.when() <= self._loop.time() + delay:
-                return
-            self._sweep.cancel()
-        self._sweep = self._loop.call_later(delay, self._check)
+        if self._sweep is None:
+            self._sweep = self._loop.call_later(delay, self._check)
 
     def _check(self) -> None:
         self._sweep = None
@@ -183,7 +138,6 @@ class ConnectionPool:
         kept_since = now - self._timeouts.idle
         while self._idle and (self._idle[0].idle_since < kept_since or not self._idle[0].usable):
             self._idle.pop(0).abort()
-            self._open -= 1
         if self._busy:
             self._watch(_SWEEP_SECONDS)
         elif self._idle:
@@ -218,34 +172,16 @@ class HttpClient:
         pool = self._pools[purpose]
         deadline = self._loop.time() + self._timeouts.total
         head = self._start + headers
-        connection = pool.take()
-        if not repeatable:
-            while connection is not None and connection.has_input():
-                pool.discard(connection)
-                connection = pool.take()
-        if connection is None:
-            connection = await pool.acquire(deadline)
+        connection = await pool.acquire(deadline, surely_open=not repeatable)
         try:
-            if len(pieces) == 1:
-                response = await connection.start(head + pieces[0], deadline, has_room)
-            else:
-                response = await connection.exchange(head, pieces, deadline, has_room=has_room)
-        except TransportError:
-            pool.discard(connection)
-            if not (repeatable and connection.dropped_before_answer):
-                raise
-            pool.drop_idle()
-            connection = await pool.acquire(deadline)
             try:
                 response = await connection.exchange(head, pieces, deadline, has_room=has_room)
-            except BaseException:
-                pool.discard(connection)
-                raise
-        except BaseException:
-            pool.discard(connection)
-            raise
-        try:
-            return read(cast("ClientResponse", response))
+            except TransportError:
+                if not (repeatable and connection.dropped_before_answer):
+                    raise
+                connection = await pool.replace(connection, deadline)
+                response = await connection.exchange(head, pieces, deadline, has_room=has_room)
+            return read(response)
         finally:
             pool.release(connection)
 

@@ -25,7 +25,7 @@ class ClientTimeouts:
     connect: float = 5.0
     """For name lookup, TCP, proxy and TLS together."""
     read: float = 15.0
-    """The longest silence inside a response."""
+    """The longest silence inside a complete response."""
     message: float = 40.0
     """The longest wait for a complete message in a stream; a subscription sends one every five seconds. Longer than the
     reader's own limit, so that the reader decides (rule F7).
@@ -37,7 +37,7 @@ class ClientTimeouts:
 
 
 class ReadTimeout:
-    """Bounds how long the reader of a stream waits: for any byte, and for a complete message.
+    """Bounds how long the reader of a stream waits for a complete message.
 
     Only time spent waiting counts: a reader that is busy elsewhere delays itself, not the server. There is no timer:
     the owner of the stream calls `expired` periodically.
@@ -45,8 +45,7 @@ class ReadTimeout:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, timeouts: ClientTimeouts) -> None:
         self._loop = loop
-        self._silence = timeouts.read
-        self._message = timeouts.message
+        self._seconds_max = timeouts.message
         self._waiter: asyncio.Future[None] | None = None
         self._since = 0.0
         self._waited = 0.0
@@ -70,12 +69,11 @@ class ReadTimeout:
         self._waited = 0.0
 
     def expired(self, now: float) -> str | None:
-        """Which timeout has expired, as text; None if none has."""
+        """Why the wait was too long, as text; None if it was not."""
         if self._waiter is None:
             return None
         waiting = now - self._since
-        if waiting >= self._silence:
-            return f"sent nothing for {self._silence:g} s inside a stream"
-        if self._waited + waiting >= self._message:
-            return f"sent no complete message for {self._message:g} s inside a stream"
-        return None
+        if self._waited + waiting < self._seconds_max:
+            return None
+        what = "nothing" if waiting >= self._seconds_max else "no complete message"
+        return f"sent {what} for {self._seconds_max:g} s inside a stream"

@@ -10,9 +10,10 @@ import asyncio
 import enum
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
+from functools import lru_cache
 from typing import Any, Protocol
 
 logger = logging.getLogger("anabranch.http")
@@ -128,19 +129,23 @@ class Exchange:
                     if chunk:
                         await self._sink.write(chunk)
                     await asyncio.sleep(0)  # a source that never waits must not starve other clients
-        except HangUp:
+        except Exception as error:  # as in begin. The head has been sent, so only a reset can tell the client
+            if not isinstance(error, HangUp):
+                logger.exception("the answer to %s %s failed in the middle", request.method, request.path)
             self._sink.abandon(Abandon.HANG_UP)
-            return
-        except Exception:  # as in begin. The head has been sent, so only a reset can tell the client
-            logger.exception("the answer to %s %s failed in the middle", request.method, request.path)
-            self._sink.abandon(Abandon.HANG_UP)
-            return
-        self._sink.finish()
+        else:
+            self._sink.finish()
 
 
 def _defect(request: Request, error: Exception) -> Response:
     logger.error("the handler of %s %s failed", request.method, request.path, exc_info=error)
     return Response(500, b"Internal Server Error\n", [("content-type", "text/plain")])
+
+
+@lru_cache(1)
+def date_header(second: int) -> str:
+    """`second` is wall time."""
+    return formatdate(second, usegmt=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,27 +185,18 @@ class ServerState:
         self.handler = handler
         self.limits = limits
         self.stopping = False
-        self._connections: dict[ServerConnection, None] = {}
+        self.connections: dict[ServerConnection, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._none_left = asyncio.Event()
         self._none_left.set()
-        self._date = (0, "")
-
-    @property
-    def full(self) -> bool:
-        return len(self._connections) >= self.limits.connections_max
-
-    @property
-    def connections(self) -> list[ServerConnection]:
-        return list(self._connections)
 
     def add(self, connection: ServerConnection) -> None:
-        self._connections[connection] = None
+        self.connections[connection] = None
         self._none_left.clear()
 
     def remove(self, connection: ServerConnection) -> None:
-        self._connections.pop(connection, None)
-        if not self._connections:
+        self.connections.pop(connection, None)
+        if not self.connections:
             self._none_left.set()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -209,25 +205,17 @@ class ServerState:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def date(self, now: float) -> str:
-        """The value of the date header, formatted once a second. `now` is wall time."""
-        second = int(now)
-        if self._date[0] != second:
-            self._date = (second, formatdate(second, usegmt=True))
-        return self._date[1]
-
     async def drain(self, grace: float) -> None:
         """Lets answers in progress finish within `grace` seconds, then aborts the rest and waits for all tasks."""
         self.stopping = True
-        for connection in self.connections:
+        for connection in list(self.connections):
             connection.drain()
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(grace):
                 await self._none_left.wait()
-        except TimeoutError:
-            for connection in self.connections:
-                connection.abort()
-            await self._none_left.wait()
+        for connection in list(self.connections):
+            connection.abort()
+        await self._none_left.wait()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -18,6 +18,7 @@ from anabranch._http.server.exchange import (
     Response,
     ServerState,
     StreamingResponse,
+    date_header,
 )
 from anabranch._http.server.http2_connection import PREFACE, Http2ServerConnection
 from anabranch._http.server.request_framing import BadRequest, ChunkedBody, RequestHead, parse_request_head
@@ -56,7 +57,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's does not inherit from it
-        if self._state.full or self._state.stopping:
+        if self._state.stopping or len(self._state.connections) >= self._state.limits.connections_max:
             self._keep_alive = False
             self._send(Response(503, b"too many connections\n"))
             transport.close()
@@ -299,7 +300,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
             self._transport.write(view[start : start + _WRITE_BYTES])
 
     def _render_head(self, status: int, headers: Headers) -> bytes:
-        lines = [f"HTTP/1.1 {status} {_REASONS.get(status, 'Unknown')}", f"date: {self._state.date(time.time())}"]
+        lines = [f"HTTP/1.1 {status} {_REASONS.get(status, 'Unknown')}", f"date: {date_header(int(time.time()))}"]
         lines.extend(f"{name}: {value}" for name, value in headers)
         if not self._keep_alive:
             lines.append("connection: close")

@@ -21,6 +21,7 @@ from anabranch._http.server.exchange import (
     Response,
     ServerState,
     StreamingResponse,
+    date_header,
 )
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -166,7 +167,7 @@ class Http2ServerConnection(asyncio.Protocol):
     def send_head(self, stream: "_ServerStream", status: int, headers: Headers) -> None:
         try:
             self._session.send_headers(
-                stream.stream_id, [(":status", str(status)), ("date", self._state.date(time.time())), *headers]
+                stream.stream_id, [(":status", str(status)), ("date", date_header(int(time.time()))), *headers]
             )
         except http2.Http2Error:
             self._forget(stream)

@@ -113,7 +113,7 @@ class HttpServer:
 
     def _check_connections(self, state: ServerState) -> None:
         now = time.monotonic()
-        for connection in state.connections:
+        for connection in list(state.connections):
             connection.check(now)
         self._sweep = asyncio.get_running_loop().call_later(self._limits.check_interval, self._check_connections, state)
 

@@ -2,8 +2,7 @@
 
 import random
 
-from anabranch._core.writing.bundles import OutgoingRecord, cost_of
-from anabranch._core.writing.lanes import WriteOptions
+from anabranch._core.writing.bundles import OutgoingRecord, WriteOptions, cost_of
 from anabranch._core.writing.stream_writer import StreamWriter
 from anabranch._model.hash_keys import HashKeyRange, even_ranges
 from anabranch._model.streams import Shard, StreamName

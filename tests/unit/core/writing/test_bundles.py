@@ -4,6 +4,7 @@ from stream_of_shards import MIDDLE, Desk, listing, shard, shard_id, written
 from anabranch._core.writing.bundles import AGGREGATE_BYTES, AGGREGATE_BYTES_BUSY, OutgoingRecord, cost_of
 from anabranch._wire.aggregate import MAGIC, PRODUCER_TAG, TRACE_TAG, Tag, open_aggregate
 from anabranch._wire.messages import PutRecordsResultEntry
+from anabranch.config import ProducerSettings
 from anabranch.limits import MIB
 
 
@@ -70,7 +71,7 @@ def test_without_a_map_each_record_goes_alone_and_is_wrapped_where_it_has_to_be(
 
 @pytest.mark.parametrize("explicit_hash_key", [None, "99"])
 def test_the_outer_key_is_what_the_user_says_and_the_hash_key_is_the_first_records(explicit_hash_key):
-    desk = Desk(listing(1), aggregate_partition_key="a")
+    desk = Desk(listing(1), settings=ProducerSettings(aggregate_partition_key="a"))
     first = desk.put(b"1", "key-1", explicit_hash_key)
     desk.put(b"2", "key-2", explicit_hash_key)
     desk.tick()
@@ -137,7 +138,7 @@ def test_the_streams_own_record_size_is_kept_once_it_is_known():
     desk = Desk()
     desk.put(b"x", "k")
     desk.tick()
-    desk.list(listing(1), summary(record_bytes_max=MIB))
+    desk.list(listing(1), summary(record_kib_max=1024))
     with pytest.raises(ValueError, match="1048576"):
         desk.put(b"x" * MIB, "k")
     with pytest.raises(ValueError, match="1048576"):
@@ -216,7 +217,7 @@ def test_a_record_with_a_trace_parent_keeps_it_when_its_records_are_packed_again
 
 @pytest.mark.parametrize("wraps", [False, True])
 def test_a_lone_record_with_a_trace_parent_is_wrapped_only_if_that_is_wanted(wraps):
-    desk = Desk(listing(1), wraps_tagged=wraps)
+    desk = Desk(listing(1), settings=ProducerSettings(trace="wrap" if wraps else True))
     record = put_tagged(desk, b"alone", "k")
     desk.tick()
     (entry,) = desk.calls[0].entries
@@ -230,7 +231,7 @@ def test_a_lone_record_with_a_trace_parent_is_wrapped_only_if_that_is_wanted(wra
 
 
 def test_the_largest_record_with_a_trace_parent_fits_when_it_is_wrapped():
-    desk = Desk(listing(1), wraps_tagged=True)
+    desk = Desk(listing(1), settings=ProducerSettings(trace="wrap"))
     key = "\N{GRINNING FACE}" * 256
     put_tagged(desk, bytes(desk.writer.tagged_bytes_max), key)
     desk.tick()

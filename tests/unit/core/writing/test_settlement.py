@@ -5,6 +5,7 @@ from stream_of_shards import HIGHEST, MIDDLE, Desk, listing, refused, shard, sha
 
 from anabranch._core.writing.settlement import RETRY_TABLE, Outcome, outcome_of_error
 from anabranch._wire.messages import PutRecordsResultEntry
+from anabranch.config import ProducerSettings
 from anabranch.errors import (
     AccessDeniedError,
     CredentialsError,
@@ -304,7 +305,7 @@ def test_a_missing_stream_makes_the_map_forget_it():
 
 
 def test_a_poison_record_is_found_and_fails_alone():
-    desk = Desk(listing(3), after_failure="continue")
+    desk = Desk(listing(3), settings=ProducerSettings(after_failure="continue"))
     deliveries = [desk.put(b"poison" if number == 17 else b"fine", f"key-{number}") for number in range(40)]
     sequence_number = calls = 0
     desk.tick()

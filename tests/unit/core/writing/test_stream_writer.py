@@ -1,6 +1,7 @@
 from stream_of_shards import HIGHEST, MIDDLE, Desk, listing, refused, shard, shard_id, written
 
 from anabranch._wire.messages import PutRecordsResultEntry
+from anabranch.config import ProducerSettings
 from anabranch.errors import StreamNotFoundError, TransportError
 from anabranch.events import ListingFailed, StreamChanged
 from anabranch.limits import KIB, MIB
@@ -67,7 +68,7 @@ def test_one_slow_shard_does_not_hold_back_the_others():
 
 
 def test_requests_in_flight_are_bounded():
-    desk = Desk(listing(4), aggregate=None, requests_in_flight_max=2)
+    desk = Desk(listing(4), aggregate=None, settings=ProducerSettings(requests_in_flight=2))
     for number in range(10):
         desk.put(b"%d" % number, f"key-{number}")
         desk.tick()

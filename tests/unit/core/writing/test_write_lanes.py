@@ -3,6 +3,7 @@ from stream_of_shards import HIGHEST, MIDDLE, Desk, listing, refused, shard, sha
 
 from anabranch._core.writing.lanes import REMEMBERED_KEYS_MAX
 from anabranch._wire.messages import PutRecordsResultEntry
+from anabranch.config import ProducerSettings
 from anabranch.errors import AccessDeniedError, InvalidRequestError, TransportError
 
 HALVES = [shard(1, 0, MIDDLE - 1, starts=9), shard(2, MIDDLE, HIGHEST, starts=9)]
@@ -68,7 +69,7 @@ def test_a_lingering_bundle_that_went_by_size_is_not_waited_for():
 
 
 def test_without_order_a_backlog_makes_larger_aggregates():
-    desk = Desk(listing(1), order="none", requests_in_flight_max=1)
+    desk = Desk(listing(1), order="none", settings=ProducerSettings(requests_in_flight=1))
     desk.put(b"x", "k")
     desk.tick()
     for _ in range(15):
@@ -140,7 +141,7 @@ def test_what_failed_in_the_parent_goes_first_in_the_child():
 
 
 def test_the_child_of_a_merge_waits_for_both_parents():
-    desk = Desk([shard(1, 0, MIDDLE - 1), shard(2, MIDDLE, HIGHEST)], requests_in_flight_max=2)
+    desk = Desk([shard(1, 0, MIDDLE - 1), shard(2, MIDDLE, HIGHEST)], settings=ProducerSettings(requests_in_flight=2))
     desk.put(b"low", "k", "1")
     desk.tick()
     desk.put(b"high", "l", str(HIGHEST))
@@ -258,7 +259,7 @@ def test_later_records_of_a_failed_key_fail_too_until_the_failure_is_seen():
 
 
 def test_with_continue_later_records_of_a_failed_key_continue():
-    desk = Desk(listing(1), aggregate=None, after_failure="continue")
+    desk = Desk(listing(1), aggregate=None, settings=ProducerSettings(after_failure="continue"))
     failed = desk.put(b"1", "k")
     desk.tick()
     later = desk.put(b"2", "k")

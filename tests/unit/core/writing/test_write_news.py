@@ -2,6 +2,7 @@
 
 from anabranch._core.writing.limiter import ShardPace
 from anabranch._core.writing.stream_writer import WriteNews
+from anabranch.config import ProducerSettings
 from anabranch.events import DeliveryProgress, ListingRecovered, WriteRecovered, WriteUnthrottled
 from anabranch.measures import WriteCounters
 
@@ -33,7 +34,7 @@ def test_requests_that_failed_and_succeed_again_are_reported_once():
 
 
 def test_a_shard_at_its_full_rate_again_is_reported_once():
-    news, counters, pace = WriteNews("orders"), WriteCounters(), ShardPace(1.0, 0)
+    news, counters, pace = WriteNews("orders"), WriteCounters(), ShardPace(ProducerSettings(), 0)
     pace.factor = 0.5
     news.throttled(pace, "shardId-1", 1_000)
     news.throttled(pace, "shardId-1", 2_000)

@@ -888,7 +888,7 @@ class ConsumerRun:
             store_calls=fleet.store.calls.plus(fleet.heartbeat_store.calls),
             store_failure_count=fleet.store.failure_count + fleet.heartbeat_store.failure_count,
             store_throttle_count=fleet.store.throttle_count + fleet.heartbeat_store.throttle_count,
-            dead_letter_age=self._letters.last_age,
+            dead_letter_age=self._letters.seconds_since_last_letter,
             loop_lags=fleet.loop_lags.copy(),
         )
 

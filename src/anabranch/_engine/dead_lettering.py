@@ -1,8 +1,11 @@
 """Writes records that could not be handled to the dead letters, in three steps (rule D1).
 
-First the lease row records that the letter is being written, then the letter is written, then the record is finished.
-After a crash, the next owner continues with the next step. A write that fails is retried until it succeeds. Until then,
-the record's key or shard is stalled, and the reason says why.
+1. The lease row records that a letter is being written for the record.
+2. The letter is written. A failed write is retried until it succeeds; until then the record's key or shard is stalled,
+   and the fleet status shows the error.
+3. The record is finished.
+
+After a crash, the next owner of the shard continues with the next step.
 """
 
 import asyncio
@@ -28,7 +31,7 @@ from anabranch.records import Record
 PAUSE_FIRST_MS: Final = 500
 PAUSE_MAX_MS: Final = 30_000
 WRITE_SECONDS_MAX: Final = 60.0
-"""A write that takes longer has failed. Writing a letter again does no harm."""
+"""A slower write counts as failed and is retried. This is safe: writing a letter twice makes no second letter."""
 
 
 @dataclass(eq=False, repr=False)
@@ -38,10 +41,13 @@ class _OpenLetter:
     session: Session
     pending: PendingLetter
     alarm: Alarm
+    """Ends the pause before the next attempt early."""
     is_writing: bool = True
-    """Not while it waits for a destination that did not accept it."""
+    """False during the pause after a failed attempt."""
     is_skipped: bool = False
+    """An operator has skipped the record: no letter is needed."""
     reason: LetterNotWritten | None = None
+    """Why the last attempt failed."""
 
 
 @dataclass(eq=False, repr=False)
@@ -53,14 +59,14 @@ class DeadLettering:
     _changes: Changes
     _discovery: ShardDiscovery
     _open: dict[tuple[Session, Position], _OpenLetter] = field(default_factory=dict)
-    _last_ms: int | None = None
+    _last_written_ms: int | None = None
 
     @property
     def _destination(self) -> LetterDestination:
         destination = self._ports.letters
         if destination is None:
             raise DeadLetterError(
-                "an earlier worker began to write a record to the dead letters, but this consumer has none",
+                "an earlier worker began to write a record to its dead letters, but this consumer has no destination for them",
                 code="unusable",
                 advice="set on_failure=Retry(then=DeadLetter(...)) as before, or skip the record",
             )
@@ -79,9 +85,9 @@ class DeadLettering:
         for warning in warnings:
             self._ports.emit(DeadLettersWarning(destination=str(self._ports.letters), warning=warning))
 
-    # what is known
+    # status
 
-    def running(self) -> list[tuple[Session, Record[bytes]]]:
+    def records_in_progress(self) -> list[tuple[Session, Record[bytes]]]:
         """Records whose letters are being written now."""
         return [
             (letter.session, letter.pending.record)
@@ -90,16 +96,18 @@ class DeadLettering:
         ]
 
     @property
-    def last_age(self) -> float | None:
-        """Seconds since the last letter was written; None if none was."""
-        return None if self._last_ms is None else (self._ports.clock.now_ms() - self._last_ms) / 1_000
+    def seconds_since_last_letter(self) -> float | None:
+        """None if this worker has written no letter."""
+        if self._last_written_ms is None:
+            return None
+        return (self._ports.clock.now_ms() - self._last_written_ms) / 1_000
 
     def reasons(self) -> dict[Session, Reason]:
-        """Sessions that wait for the destination."""
+        """Why letters could not be written, for each session that has such letters."""
         return {letter.session: letter.reason for letter in self._open.values() if letter.reason is not None}
 
     def skip(self, session: Session, position: Position) -> bool:
-        """Skips a record whose letter the destination has not accepted. False if there is no such letter."""
+        """Skips a record whose letter failed to be written. False if it has no such letter, or a write is running."""
         letter = self._open.get((session, position))
         if letter is None or letter.is_writing:
             return False
@@ -116,7 +124,7 @@ class DeadLettering:
         try:
             if await self._commit(session) and await self._deliver(letter):
                 session.finish_letter(pending)
-                self._last_ms = self._ports.clock.now_ms()
+                self._last_written_ms = self._ports.clock.now_ms()
                 self._report(session, pending)
         finally:
             del self._open[(session, pending.position)]
@@ -138,23 +146,23 @@ class DeadLettering:
         """Retries until the letter is durable. False if the lease is lost, or the record was skipped."""
         clock, failures = self._ports.clock, 0
         while letter.session.is_live and not letter.is_skipped:
-            if self._fleet.may_start():
+            if self._fleet.may_start():  # not while heartbeats are late: the lease may expire
                 error = await self._try_to_write(letter)
                 if error is None:
                     return letter.session.is_live
                 letter.reason = self._reason(letter.pending, error)
             failures += 1
             letter.is_writing = False
-            self._changes.finished(letter.session)  # a drain does not wait for it now
+            self._changes.finished(letter.session)  # a drain does not wait during the pause
             await letter.alarm.wait(clock.now_ms() + self._pause_ms(failures))
             letter.is_writing = not letter.is_skipped
         return False
 
     async def _try_to_write(self, letter: _OpenLetter) -> str | None:
-        """The error, or None if the letter is durable."""
+        """Returns the error, or None if the letter is durable."""
         try:
             async with asyncio.timeout(WRITE_SECONDS_MAX):
-                await self._destination.write(self._letter(letter))
+                await self._destination.write(self._make_letter(letter))
         except TimeoutError:
             return f"no answer within {WRITE_SECONDS_MAX:.0f} s"
         except AnabranchError as error:
@@ -164,7 +172,7 @@ class DeadLettering:
         letter.reason = None
         return None
 
-    def _letter(self, letter: _OpenLetter) -> Letter:
+    def _make_letter(self, letter: _OpenLetter) -> Letter:
         session, pending = letter.session, letter.pending
         return make_letter(
             app=self._fleet.app.app,

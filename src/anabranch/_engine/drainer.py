@@ -51,7 +51,7 @@ class Drainer:
         self.notify()
 
     def still_running(self, sessions: Sequence[Session]) -> list[Record[bytes]]:
-        running = (*self._processor.running(), *self._letters.running())
+        running = (*self._processor.running(), *self._letters.records_in_progress())
         return [record for session, record in running if session in sessions]
 
     async def wait(self, sessions: Sequence[Session], deadline_ms: int) -> list[Record[bytes]]:

@@ -1,17 +1,18 @@
 """Order lanes: which record of a shard may start now.
 
-| order   | concurrency                            | a record waits for                             |
-|---------|----------------------------------------|------------------------------------------------|
-| "shard" | one record                             | the previous record of the shard               |
-| "key"   | one record per key and runner          | the previous record of its partition key       |
-| "none"  | one record per runner                  | nothing                                        |
+| order   | records running at once                  | a record waits for                             |
+|---------|------------------------------------------|------------------------------------------------|
+| "shard" | one                                      | the previous record of the shard               |
+| "key"   | one per partition key                    | the previous record of its partition key       |
+| "none"  | any number                               | nothing                                        |
 
-A lane pulls records from its window in stream order, enters each in the tracker, and hands them out by `next`. With
-order "key", a record whose key is busy is held back while records of other keys pass. Held-back records are limited in
-keys, in bytes, and in bytes that would be read again after a failover (rules M1, M3, D6). A record that waits for a
-retry blocks its key (or its shard) and frees its runner.
+A runner is a task that calls the handler, so there are never more running records than runners. A lane pulls records
+from its window in stream order, enters each in the tracker, and hands it out by `next`. With order "key", a record
+whose key is busy is held back while records of other keys pass. Three limits bound this: open keys (rule M1), bytes
+held back (D6), and bytes that would be read again after a failover (M3). A record that waits for a retry blocks its key
+(or its shard), but not its runner.
 
-Lanes know nothing of handlers, fences or time beyond `now_ms`.
+Lanes do not know handlers, leases or clocks: the caller passes the time as `now_ms`.
 """
 
 import heapq
@@ -31,10 +32,10 @@ from anabranch.records import Record
 ENTRY_BYTES = 256
 """What a held-back record costs in addition to its payload (rule B2)."""
 SCAN_MAX = 1_000
-"""How many records one call may hold back, so that a window full of one busy key is scanned in steps."""
+"""How many records one call of `next` may hold back. Longer scans, as over a busy key, would block the event loop."""
 
 SLICE_BYTES_MAX = 16 << 20
-"""The largest payload of one `upcoming` slice."""
+"""How many bytes of data one call of `upcoming` may return."""
 
 
 class RecordsOneByOne(msgspec.Struct, frozen=True):
@@ -42,7 +43,7 @@ class RecordsOneByOne(msgspec.Struct, frozen=True):
 
     order: OrderMode
     open_keys_max: int = 132
-    """Keys with an unfinished record between watermark and frontier: the concurrency plus 100 that wait."""
+    """Keys with an unfinished record; with order "none", unfinished records. 132: 32 that run, and 100 that wait."""
     held_back_bytes_max: int = 16 << 20
     replay_bytes_max: int = 256 << 20
 
@@ -52,22 +53,26 @@ class RecordLane:
 
     def __init__(self, checkpoint: Checkpoint, window: Window, mode: RecordsOneByOne, budget: Budget) -> None:
         self._budget = budget
-        """Charged for held-back sub-records, because their page is charged for the aggregate only."""
+        """Also charged for sub-records that are held back: their page was charged only for the packed aggregate."""
         self.order: OrderMode = mode.order
         self._window = window
         self._limits = mode
         self.tracker = Tracker(checkpoint, mode.order)
         self._ready: deque[Entry] = deque()
+        """Entries that may start now: due retries, entries given back, and those whose key became free."""
         self._later: list[tuple[int, int, Entry]] = []
+        """A heap of entries that wait for a retry: the time, the ordinal (to break ties) and the entry."""
         self._queues: dict[str, deque[Entry]] = {}
         """With order "key": the unfinished entries of each key. All but the first one are held back."""
         self._running: dict[int, Entry] = {}
         self.held_back_bytes = 0
         """Bytes of records that wait for unfinished records of their keys."""
         self._reserved_bytes = 0
+        """What this lane has reserved in the budget for held-back sub-records."""
         self._has_no_room = False
+        """The last `next` stopped because the budget had no room to hold another record back."""
         self.scan_is_cut = False
-        """The last `next` returned None only because it reached its scan limit: call it again."""
+        """The last `next` returned None only because it reached `SCAN_MAX`: call it again."""
         self._stopped = False
         self.one_at_a_time = False
         """Only one record runs at a time, whatever the order."""
@@ -75,7 +80,7 @@ class RecordLane:
     # what may start
 
     def next(self, now_ms: int) -> Entry | None:
-        """The next record that may start now. The caller starts it and reports its end."""
+        """The next record that may start now; it counts as running until `finish`, `retry_at` or `give_back`."""
         self._has_no_room = self.scan_is_cut = False
         if self._stopped:
             return None
@@ -90,6 +95,7 @@ class RecordLane:
         return entry
 
     def _scan(self) -> Entry | None:
+        """Pulls records until one may start. With order "key", holds back those whose key is busy."""
         held_back_count = 0
         while self.stall_reason is None:
             if held_back_count >= SCAN_MAX:
@@ -103,7 +109,7 @@ class RecordLane:
                 return None
             record, page = pulled
             entry = self.tracker.enter(record, page)
-            if entry.finished:
+            if entry.finished:  # by the previous owner
                 self._window.finish(record, page)
                 continue
             if self.order != "key":
@@ -117,12 +123,13 @@ class RecordLane:
             self._hold_back(record)
         return None
 
-    # what is handled at once
+    # the fast path: several records without an entry for each
 
     def upcoming(self, now_ms: int, count_max: int) -> list[Record[bytes]]:
-        """The next records, if no other record is due before them. The caller handles them one after another, reports
-        those that are finished to `finish_prefix`, and takes the one whose call still runs with `begin`. In between,
-        nothing else may happen to the lane.
+        """The next records of the window. Empty if another record comes first, or if each of them needs an entry.
+
+        The caller handles them one after another and calls `finish_prefix` for those that finished. If the call of the
+        next one is still running, it then calls `begin`, which makes an entry. Until then it calls nothing else.
         """
         if (
             self._stopped
@@ -148,14 +155,15 @@ class RecordLane:
         return records
 
     def finish_prefix(self, count: int) -> None:
-        """The first `count` upcoming records were handled."""
+        """The first `count` upcoming records are finished."""
         pulled = self._window.pull_some(count, SLICE_BYTES_MAX)
         assert pulled is not None
-        self.tracker.finish_prefix(pulled.records[-1], count, pulled.cost - RECORD_OVERHEAD_BYTES * count)
+        read_bytes = pulled.cost - RECORD_OVERHEAD_BYTES * count
+        self.tracker.finish_prefix(pulled.records[-1], count, read_bytes)
         self._window.finish_some(pulled)
 
     def begin(self) -> Entry:
-        """Takes the first upcoming record, which was started."""
+        """The first upcoming record was started and is still running: enters it."""
         pulled = self._window.pull()
         assert pulled is not None
         entry = self.tracker.enter(*pulled)
@@ -176,39 +184,40 @@ class RecordLane:
         return self._budget.has_room(_extra_cost(upcoming))
 
     def _hold_back(self, record: Record[bytes]) -> None:
-        self._count_held_back(len(record.data) + ENTRY_BYTES)
+        self._add_held_back(len(record.data) + ENTRY_BYTES)
         extra = _extra_cost(record)
         if extra and self._budget.try_reserve(extra):
             self._reserved_bytes += extra
 
-    def _let_go(self, record: Record[bytes]) -> None:
-        self._count_held_back(-len(record.data) - ENTRY_BYTES)
-        self._give_back(min(self._reserved_bytes, _extra_cost(record)))
+    def _end_hold(self, record: Record[bytes]) -> None:
+        """The record is no longer held back: its key is free."""
+        self._add_held_back(-len(record.data) - ENTRY_BYTES)
+        self._release(min(self._reserved_bytes, _extra_cost(record)))  # `_hold_back` may have reserved nothing
 
-    def _count_held_back(self, more_bytes: int) -> None:
-        self.held_back_bytes += more_bytes
-        self._budget.held_back_bytes += more_bytes
+    def _add_held_back(self, added_bytes: int) -> None:
+        self.held_back_bytes += added_bytes
+        self._budget.held_back_bytes += added_bytes
 
-    def _give_back(self, freed_bytes: int) -> None:
+    def _release(self, freed_bytes: int) -> None:
         if freed_bytes:
             self._reserved_bytes -= freed_bytes
             self._budget.release(freed_bytes)
 
     @property
     def stall_reason(self) -> Reason | None:
-        """Why no new record may start; None if it may."""
+        """Which limit keeps the lane from pulling more records; None if none does."""
         limits, budget = self._limits, self._budget
         if self.order == "shard":
             return None
-        waiting = len(self._queues) if self.order == "key" else len(self._running) + len(self._later)
-        if waiting >= limits.open_keys_max:
-            return OpenKeysLimit(key_count=waiting)
+        open_count = len(self._queues) if self.order == "key" else len(self._running) + len(self._later)
+        if open_count >= limits.open_keys_max:
+            return OpenKeysLimit(key_count=open_count)
         if self._has_no_room:
             return NoRoomForHeldBack()
         if self.held_back_bytes >= limits.held_back_bytes_max:
             return HeldBackBytesLimit(held_back_bytes=self.held_back_bytes)
         if self.held_back_bytes and budget.held_back_bytes >= budget.held_back_bytes_max:
-            # Only lanes that hold records back wait; others have nothing to wait for.
+            # A lane that holds nothing back may go on: it did not cause this, and cannot reduce it.
             return HeldBackBytesLimit(held_back_bytes=budget.held_back_bytes, all_shards=True)
         if self.tracker.replay_bytes >= limits.replay_bytes_max:
             first = self.tracker.first_unfinished
@@ -220,9 +229,10 @@ class RecordLane:
             )
         return None
 
-    # how it ended
+    # running records
 
     def finish(self, entry: Entry) -> None:
+        """The record is finished. The next one of its key may start."""
         del self._running[entry.ordinal]
         self.tracker.finish(entry)
         self._window.finish(entry.record, entry.page)
@@ -231,13 +241,13 @@ class RecordLane:
             queue.popleft()
             if queue:
                 follower = queue[0]
-                self._let_go(follower.record)
+                self._end_hold(follower.record)
                 self._ready.append(follower)
             else:
                 del self._queues[entry.record.partition_key]
 
     def retry_at(self, entry: Entry, at_ms: int) -> None:
-        """The attempt failed. The record is ready again at `at_ms`; its key waits until then."""
+        """The attempt failed. The record may start again at `at_ms`; its key (or its shard) waits until then."""
         del self._running[entry.ordinal]
         heapq.heappush(self._later, (at_ms, entry.ordinal, entry))
 
@@ -253,7 +263,7 @@ class RecordLane:
         return None
 
     def give_back(self, entry: Entry) -> None:
-        """The record was taken but not started: it is the next one again."""
+        """The record was not started after all: `next` returns it again before all others."""
         del self._running[entry.ordinal]
         self._ready.appendleft(entry)
 
@@ -262,7 +272,7 @@ class RecordLane:
         self._stopped = True
 
     def forget(self) -> None:
-        """Drops all records, because the shard is stopped or lost. The checkpoint stays as it is."""
+        """Drops all records, because the shard is stopped or lost. The checkpoint and the counters stay."""
         finished_count, finished_bytes = self.tracker.finished_count, self.tracker.finished_bytes
         self.tracker = Tracker(self.checkpoint(), self.order)
         self.tracker.finished_count, self.tracker.finished_bytes = finished_count, finished_bytes
@@ -270,26 +280,29 @@ class RecordLane:
         self._later.clear()
         self._queues.clear()
         self._running.clear()
-        self._count_held_back(-self.held_back_bytes)
-        self._give_back(self._reserved_bytes)
+        self._add_held_back(-self.held_back_bytes)
+        self._release(self._reserved_bytes)
         self._stopped = True
 
-    # what is known
+    # status
 
     @property
     def next_deadline_ms(self) -> int | None:
+        """When the next retry is due; None if no record waits for one."""
         return self._later[0][0] if self._later and not self._stopped else None
 
     @property
     def only_failing(self) -> tuple[Record[bytes], int] | None:
-        """The first record that waits for a retry, and its failed attempts, if all others wait for such records."""
+        """The first record that waits for a retry, and its failed attempts. None if the shard has any other record that
+        could run: one that is running, ready or unread.
+        """
         if self._running or self._ready or not self._later or not self._window.is_empty:
             return None
         first = min((entry for _, _, entry in self._later), key=lambda entry: entry.ordinal)
         return first.record, first.attempts
 
     def holds(self, position: Position) -> bool:
-        """Whether this record was taken out of the window and is not finished."""
+        """Whether this record was pulled from the window and is not finished."""
         return self.tracker.is_unfinished(position)
 
     @property
@@ -308,6 +321,7 @@ class RecordLane:
         return self.tracker.checkpoint(self._heads(), seen_through_seconds)
 
     def _heads(self) -> Iterator[Entry]:
+        """The first unfinished entry of each key. Without key queues: all unfinished entries."""
         if self.order == "key":
             for queue in self._queues.values():
                 yield queue[0]
@@ -319,5 +333,7 @@ class RecordLane:
 
 
 def _extra_cost(record: Record[bytes]) -> int:
-    """What a held-back record costs in addition to its page: nothing, or its full size for a sub-record."""
+    """What the budget is charged for holding this record back, beyond what its page is charged: nothing, except for a
+    sub-record, whose page was charged only for the packed aggregate.
+    """
     return 0 if record.sub_sequence_number == BEFORE_FIRST_SUB else len(record.data) + ENTRY_BYTES

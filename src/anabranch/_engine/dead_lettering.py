@@ -66,7 +66,7 @@ class DeadLettering:
         destination = self._ports.letters
         if destination is None:
             raise DeadLetterError(
-                "an earlier worker began to write a record to its dead letters, but this consumer has no destination for them",
+                "an earlier worker began to write a record to the dead letters, but this consumer has no destination",
                 code="unusable",
                 advice="set on_failure=Retry(then=DeadLetter(...)) as before, or skip the record",
             )

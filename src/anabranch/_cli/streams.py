@@ -4,8 +4,6 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
 from anabranch._cli.connection import connect, wait_until_active, wait_until_deleted
 from anabranch._cli.options import (
     Actions,
@@ -47,8 +45,8 @@ examples:
 
 `anabranch streams ACTION --help` lists the options of each action.
 """
-_RETENTION: Final = bounded_integer("number of hours", RETENTION_HOURS_MIN, RETENTION_HOURS_MAX)
-_STYLES: Final = {"ACTIVE": "green", "CREATING": "yellow", "UPDATING": "yellow", "DELETING": "red"}
+_retention_hours: Final = bounded_integer("number of hours", RETENTION_HOURS_MIN, RETENTION_HOURS_MAX)
+_STATUS_STYLES: Final = {"ACTIVE": "green", "CREATING": "yellow", "UPDATING": "yellow", "DELETING": "red"}
 
 
 def add_streams(parser: argparse.ArgumentParser) -> None:
@@ -57,19 +55,19 @@ def add_streams(parser: argparse.ArgumentParser) -> None:
     create = actions.add("create", _create, "create a stream and wait until it is ACTIVE")
     create.add_argument("stream", type=_stream_name, metavar="NAME", help="name of the new stream")
     create.add_argument("--shards", type=positive_integer, metavar="N", help="provisioned shards (default: on-demand)")
-    create.add_argument("--retention", type=_RETENTION, metavar="HOURS", help="24 (the default) to 8760")
+    create.add_argument("--retention", type=_retention_hours, metavar="HOURS", help="24 (the default) to 8760")
     create.add_argument("--no-wait", action="store_true", help="return at once, while it is CREATING")
     describe = actions.add("describe", _describe, "describe a stream")
     add_stream_argument(describe)
     delete = actions.add("delete", _delete, "delete a stream with all its records")
     add_stream_argument(delete)
-    delete.add_argument("--with-consumers", action="store_true", help="even if fan-out consumers are registered")
+    delete.add_argument("--with-consumers", action="store_true", help="also remove its registered fan-out consumers")
     delete.add_argument("--yes", action="store_true", help="do not ask")
     delete.add_argument("--no-wait", action="store_true", help="return at once, while it is DELETING")
     consumers = actions.add("consumers", _consumers, "list or remove the fan-out consumers of a stream")
-    consumers.add_argument("change", choices=("ls", "rm"), metavar="ls|rm", help="list them, or remove some")
+    consumers.add_argument("operation", choices=("ls", "rm"), metavar="ls|rm", help="list them, or remove some")
     add_stream_argument(consumers)
-    consumers.add_argument("names", nargs="*", metavar="NAME", help="with rm: which consumers to remove")
+    consumers.add_argument("names", nargs="*", metavar="NAME", help="the consumers to remove (only with rm)")
     consumers.add_argument("--yes", action="store_true", help="do not ask")
     for action in (ls, create, describe, consumers):
         add_json_option(action)
@@ -80,33 +78,34 @@ def add_streams(parser: argparse.ArgumentParser) -> None:
 def _ls(arguments: argparse.Namespace) -> None:
     with connect(arguments) as connection:
         streams = connection.run(connection.control.list_streams())
-    found = [
+    documents = [
         {
             "name": stream.name,
             "arn": stream.arn,
             "status": stream.status,
             "stream_mode": stream.stream_mode,
-            "created": _time(stream.created_seconds),
+            "created": _timestamp(stream.created_seconds),
         }
         for stream in streams
     ]
-    shown = {"STREAM": "name", "STATUS": "status", "MODE": "stream_mode", "CREATED": "created"}
-    _print_listing(found, shown, arguments, "no streams; create one with `anabranch streams create NAME`")
+    columns = {"STREAM": "name", "STATUS": "status", "MODE": "stream_mode", "CREATED": "created"}
+    _print_listing(documents, columns, arguments, "no streams; create one with `anabranch streams create NAME`")
 
 
 def _print_listing(
-    found: Sequence[dict[str, str | None]], shown: dict[str, str], arguments: argparse.Namespace, nothing: str
+    documents: Sequence[dict[str, str | None]],
+    columns: dict[str, str],
+    arguments: argparse.Namespace,
+    empty_message: str,
 ) -> None:
-    """As JSON, or as a table: `shown` has its fields by heading. Says `nothing` if there is no row."""
+    """Prints JSON or a table. `columns` maps each heading of the table to a field of the documents."""
     if arguments.json:
-        print_json(found)
-    elif found:
-        rows = [
-            [styled(one[name] or "-", _STYLES.get(one[name] or "", "")) for name in shown.values()] for one in found
-        ]
-        print_table(tuple(shown), rows)
+        print_json(documents)
+    elif documents:
+        rows = [[document[name] or "-" for name in columns.values()] for document in documents]
+        print_table(tuple(columns), [[styled(text, _STATUS_STYLES.get(text, "")) for text in row] for row in rows])
     else:
-        say(nothing)
+        say(empty_message)
 
 
 def _create(arguments: argparse.Namespace) -> None:
@@ -120,11 +119,11 @@ def _create(arguments: argparse.Namespace) -> None:
         else:
             with progress(f"creating {stream.name}") as report:
                 summary = connection.run(wait_until_active(connection, stream, report))
-                if (hours := arguments.retention) is not None and hours > RETENTION_HOURS_MIN:
-                    connection.run(connection.control.increase_retention(stream, hours))
+                if arguments.retention is not None and arguments.retention > RETENTION_HOURS_MIN:
+                    connection.run(connection.control.increase_retention(stream, arguments.retention))
                     summary = connection.run(wait_until_active(connection, stream, report))
     if arguments.json:
-        print_json(_document(summary, []))
+        print_json(_stream_document(summary, []))
     else:
         show(f"{summary.name}: {summary.status}, {counted(summary.open_shard_count, 'open shard')}, {summary.arn}")
 
@@ -134,19 +133,19 @@ def _describe(arguments: argparse.Namespace) -> None:
         summary = connection.run(connection.summary(arguments.stream))
         consumers = connection.run(connection.consumers(summary.arn))
     if arguments.json:
-        print_json(_document(summary, consumers))
+        print_json(_stream_document(summary, consumers))
         return
     print_facts(
         [
             ("stream", summary.name),
             ("ARN", summary.arn),
-            ("status", styled(summary.status, _STYLES.get(summary.status, ""))),
+            ("status", styled(summary.status, _STATUS_STYLES.get(summary.status, ""))),
             ("mode", summary.stream_mode),
             ("open shards", str(summary.open_shard_count)),
             ("retention", f"{summary.retention_hours} hours"),
             ("largest record", f"{summary.record_bytes_max / MIB:g} MiB"),
             ("distribution", summary.record_distribution or "USER_PARTITION_KEY"),
-            ("created", _time(summary.created_seconds) or "-"),
+            ("created", _timestamp(summary.created_seconds) or "-"),
             ("consumers", ", ".join(consumer.name for consumer in consumers) or "none registered for fan-out"),
         ]
     )
@@ -173,26 +172,32 @@ def _delete(arguments: argparse.Namespace) -> None:
 
 def _consumers(arguments: argparse.Namespace) -> None:
     names: list[str] = arguments.names
-    if arguments.change == "ls" and names:
-        raise ConfigurationError("consumers ls lists all of them: leave out the names")
-    if arguments.change == "rm" and (arguments.json or not names):
-        raise ConfigurationError("consumers rm takes the names of the consumers to remove, and no --json")
+    if arguments.operation == "ls" and names:
+        raise ConfigurationError("consumers ls lists all consumers: omit the names")
+    if arguments.operation == "rm" and (arguments.json or not names):
+        raise ConfigurationError("consumers rm needs the names of the consumers to remove, and does not support --json")
     with connect(arguments, arguments.stream) as connection:
         summary = connection.run(connection.summary(arguments.stream))
         found = {consumer.name: consumer for consumer in connection.run(connection.consumers(summary.arn))}
-        if arguments.change == "ls":
+        if arguments.operation == "ls":
             documents = [
-                {"name": one.name, "arn": one.arn, "status": one.status, "created": _time(one.created_seconds)}
-                for one in found.values()
+                {
+                    "name": consumer.name,
+                    "arn": consumer.arn,
+                    "status": consumer.status,
+                    "created": _timestamp(consumer.created_seconds),
+                }
+                for consumer in found.values()
             ]
-            shown = {"CONSUMER": "name", "STATUS": "status", "CREATED": "created"}
-            _print_listing(documents, shown, arguments, f"{summary.name} has no fan-out consumers")
+            columns = {"CONSUMER": "name", "STATUS": "status", "CREATED": "created"}
+            _print_listing(documents, columns, arguments, f"{summary.name} has no fan-out consumers")
             return
         if unknown := [name for name in names if name not in found]:
             known = ", ".join(found) or "none"
             raise CommandFailed(f"{summary.name} has no consumer {', '.join(unknown)}; it has: {known}")
         confirm(
-            f"Applications that use them will poll, or register again. Remove {', '.join(names)} from {summary.name}?",
+            "Applications that use these consumers will register them again, or fall back to polling. "
+            f"Remove {', '.join(names)} from {summary.name}?",
             yes=arguments.yes,
         )
         for name in names:
@@ -200,14 +205,23 @@ def _consumers(arguments: argparse.Namespace) -> None:
             show(f"{name}: removed")
 
 
-def _document(summary: "StreamSummary", consumers: list["ConsumerDescription"]) -> dict[str, Any]:
-    """A stream as `create --json` and `describe --json` print it."""
-    fields = msgspec.structs.asdict(summary)
-    created, _ = fields.pop("created_seconds"), fields.pop("server_seconds")
-    return fields | {"created": _time(created), "consumers": [consumer.name for consumer in consumers]}
+def _stream_document(summary: "StreamSummary", consumers: list["ConsumerDescription"]) -> dict[str, Any]:
+    """What `create --json` and `describe --json` print."""
+    return {
+        "name": summary.name,
+        "arn": summary.arn,
+        "status": summary.status,
+        "retention_hours": summary.retention_hours,
+        "open_shard_count": summary.open_shard_count,
+        "stream_mode": summary.stream_mode,
+        "record_bytes_max": summary.record_bytes_max,
+        "record_distribution": summary.record_distribution,
+        "created": _timestamp(summary.created_seconds),
+        "consumers": [consumer.name for consumer in consumers],
+    }
 
 
-def _time(seconds: float | None) -> str | None:
+def _timestamp(seconds: float | None) -> str | None:
     return None if seconds is None else timestamp(seconds, "seconds")
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from anabranch.reports import FleetMember, FleetShard, FleetStatus
 
 RETENTION_SHORT_SECONDS: Final = 6 * 3_600
-"""If unread records are trimmed sooner than this, the headline and `explain` warn."""
+"""The headline and `explain` warn if an unread record will be trimmed sooner than this."""
 _PALETTE: Final = ("cyan", "magenta", "yellow", "blue", "green", "bright_cyan", "bright_magenta", "bright_yellow")
 _MEMBER_STYLES: Final = {"live": "green", "silent": "red", "dead": "red", "evicted": "dim", "left": "dim"}
 _SHARD_STYLES: Final = {
@@ -30,29 +30,29 @@ _SHARD_STYLES: Final = {
     "waiting": "yellow",
     "reading": "green",
 }
-"""Most urgent first."""
+"""In this order `apps show` and `top` list the shards: the most urgent first."""
 
 
 def status_document(status: "FleetStatus") -> dict[str, Any]:
-    """For `--json`: the status, and the figures of the whole fleet."""
-    totals = ("lag", "retention_left", "millis_behind_latest", "records_per_second")
-    return msgspec.structs.asdict(status) | {name: getattr(status, name) for name in totals}
+    """For `--json`: the fields of the status, and its properties for the whole fleet."""
+    fleet_wide = ("lag", "retention_left", "millis_behind_latest", "records_per_second")
+    return msgspec.structs.asdict(status) | {name: getattr(status, name) for name in fleet_wide}
 
 
 def headline(status: "FleetStatus") -> str:
-    """`3 workers live, 4 shards: 3 reading, 1 stalled; 1.2 s behind, 250 records/s`."""
+    """For example `3 workers live, 4 shards: 3 reading, 1 stalled; 1.2 s behind, 250 records/s`."""
     shards, stalled = status.unfinished_shards, status.stalled_shards
-    reading = len(shards) - len(stalled)
-    parts = [f"{counted(len(status.live_members), 'worker')} live", counted(len(shards), "shard")]
+    line = f"{counted(len(status.live_members), 'worker')} live, {counted(len(shards), 'shard')}"
     if shards:
-        parts[1] += f": {reading} reading"
+        line += f": {len(shards) - len(stalled)} reading"
     if stalled:
-        parts.append(f"{len(stalled)} stalled")
-    behind = "" if status.lag is None else f"; {ago(status.lag)} behind"
+        line += f", {len(stalled)} stalled"
+    if status.lag is not None:
+        line += f"; {ago(status.lag)} behind"
     left = status.retention_left
     if left is not None and left < RETENTION_SHORT_SECONDS:
-        behind += f", {ago(left)} before unread records are trimmed"
-    return f"{', '.join(parts)}{behind}, {rate(status.records_per_second)} records/s"
+        line += f", {ago(left)} before unread records are trimmed"
+    return f"{line}, {rate(status.records_per_second)} records/s"
 
 
 def fleet_lines(status: "FleetStatus", console: "Console") -> list["Text"]:
@@ -60,7 +60,7 @@ def fleet_lines(status: "FleetStatus", console: "Console") -> list["Text"]:
 
 
 def fleet_sections(status: "FleetStatus", console: "Console") -> list[list["Text"]]:
-    """Members, then shards. Each begins with its headings."""
+    """Two tables with headings: the members, then the shards."""
     styles = _owner_styles(status)
     members = sorted(
         (member for member in status.members if member.state != "left"),
@@ -80,11 +80,12 @@ def fleet_sections(status: "FleetStatus", console: "Console") -> list[list["Text
 def _shard_lines(status: "FleetStatus", styles: dict[str, str], console: "Console") -> list["Text"]:
     shards = _most_urgent_first(status)
     with_stream = len(status.streams) > 1
-    pushed = any(shard.subscription is not None for shard in shards)
+    has_fan_out = any(shard.subscription is not None for shard in shards)
+    fan_out_headings = ("SUBSCRIPTION", "EVENT") if has_fan_out else ()
     heading, *rows = table_lines(
-        ("SHARD", "STATE", "WORKER", "BEHIND", "RECORDS/S", "COMMITTED", *(("PUSHED", "EVENT") if pushed else ())),
+        ("SHARD", "STATE", "WORKER", "BEHIND", "RECORDS/S", "COMMITTED", *fan_out_headings),
         [
-            [*_shard_cells(shard, styles, with_stream=with_stream), *(_pushed_cells(shard) if pushed else ())]
+            [*_shard_cells(shard, styles, with_stream=with_stream), *(_fan_out_cells(shard) if has_fan_out else ())]
             for shard in shards
         ],
         console,
@@ -106,7 +107,7 @@ def _most_urgent_first(status: "FleetStatus") -> list["FleetShard"]:
         status.unfinished_shards,
         key=lambda shard: (
             urgency.index(shard.state),
-            shard.subscription is None or shard.subscription.state == "active",
+            shard.subscription is None or shard.subscription.state == "active",  # those not subscribed come first
             -(shard.lag or 0),
             shard.stream,
             shard.shard_id,
@@ -115,40 +116,42 @@ def _most_urgent_first(status: "FleetStatus") -> list["FleetShard"]:
 
 
 def _owner_styles(status: "FleetStatus") -> dict[str, str]:
-    """A stable colour for each member."""
-    names = sorted(member.member_id for member in status.members)
-    return {member_id: _PALETTE[index % len(_PALETTE)] for index, member_id in enumerate(names)}
+    """A colour for each member id. It stays the same while the members do."""
+    member_ids = sorted(member.member_id for member in status.members)
+    return {member_id: _PALETTE[index % len(_PALETTE)] for index, member_id in enumerate(member_ids)}
 
 
 def _member_cells(member: "FleetMember", style: str) -> list["Text"]:
     state = "stopping" if member.is_live and member.draining else member.state
-    has_beat = member.heartbeat_seen and member.state in {"live", "silent"}
+    has_age = member.heartbeat_seen and member.state in {"live", "silent"}
     return [
         styled(member.worker_id, style if member.is_live else "dim"),
         styled(state, _MEMBER_STYLES[member.state]),
-        styled(ago(member.heartbeat_age if has_beat else None)),
+        styled(ago(member.heartbeat_age if has_age else None)),
         styled(str(member.shard_count)),
         styled(rate(member.records_per_second if member.is_live else None)),
     ]
 
 
 def _shard_cells(shard: "FleetShard", styles: dict[str, str], *, with_stream: bool) -> list["Text"]:
-    written = shard.checkpointed_seconds
+    committed = shard.checkpointed_seconds
     return [
         styled(f"{shard.stream} {shard.shard_id}" if with_stream else shard.shard_id),
         styled(shard.state, _SHARD_STYLES[shard.state]),
         styled(shard.worker_id or "-", styles.get(shard.owner or "", "")),
         styled(ago(shard.lag)),
         styled(rate(shard.records_per_second)),
-        styled("never" if written is None else f"{ago(max(0.0, time.time() - written))} ago"),
+        styled("never" if committed is None else f"{ago(max(0.0, time.time() - committed))} ago"),
     ]
 
 
-def _pushed_cells(shard: "FleetShard") -> list["Text"]:
-    """How long it has been subscribed, or its state if it is not; the number of renewals; the age of the last event."""
-    found = shard.subscription
-    if found is None:
+def _fan_out_cells(shard: "FleetShard") -> list["Text"]:
+    """`2.1 min r3` is a subscription of this age after 3 renewals; `polled r3` is one that is not active, in its state.
+    The second cell is the age of the last event.
+    """
+    subscription = shard.subscription
+    if subscription is None:
         return [styled("-"), styled("-")]
-    since = found.state if found.seconds is None else ago(found.seconds)
-    style = "green" if found.state == "active" else "yellow"
-    return [styled(f"{since} r{found.renewal_count}", style), styled(ago(found.event_seconds_ago))]
+    state = subscription.state if subscription.seconds is None else ago(subscription.seconds)
+    style = "green" if subscription.state == "active" else "yellow"
+    return [styled(f"{state} r{subscription.renewal_count}", style), styled(ago(subscription.event_seconds_ago))]

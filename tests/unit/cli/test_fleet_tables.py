@@ -139,10 +139,10 @@ def test_with_fan_out_each_shard_shows_its_subscription_and_those_without_one_co
         shard(0),
     ]
     lines = texts(fleet(shards, [member(0)]))
-    table = lines[next(index for index, line in enumerate(lines) if "PUSHED" in line) :]
-    assert table[0].split()[-2:] == ["PUSHED", "EVENT"]
+    table = lines[next(index for index, line in enumerate(lines) if "SUBSCRIPTION" in line) :]
+    assert table[0].split()[-2:] == ["SUBSCRIPTION", "EVENT"]
     assert [line.split()[0][-1] for line in table[1:4]] == ["1", "9", "0"]
     assert "polled r3" in table[1]
     assert "2.1 min r3" in table[2]
     assert table[3].split()[-2:] == ["-", "-"]
-    assert not any("PUSHED" in line for line in texts(fleet([shard(0)], [member(0)])))
+    assert not any("SUBSCRIPTION" in line for line in texts(fleet([shard(0)], [member(0)])))

@@ -91,7 +91,7 @@ class Application:
         """
         await self._renew_watch()
         status, _ = await self._read()
-        if watch and not (await self._open()).seen_every:
+        if watch and not (await self._open()).publish_interval:
             deadline_ms = self._clock.now_ms() + max((_watch_ms(member) for member in status.live_members), default=0)
             while self._clock.now_ms() < deadline_ms and not all(
                 member.heartbeat_seen and member.status_seen for member in status.live_members
@@ -181,7 +181,7 @@ class Application:
             poll = await store.poll()
         app = poll.app
         # In a store that shows changes late, a member that is silent for two of its intervals may be alive.
-        expiry_ms_min = round(2_000 * store.seen_every + 10_000) if store.seen_every else 0
+        expiry_ms_min = round(2_000 * store.publish_interval + 10_000) if store.publish_interval else 0
         members = [replace(row, expiry_ms=max(row.expiry_ms, expiry_ms_min)) for row in poll.members]
         if app is None:
             raise LeaseStoreInvalidError(f"application {self._app!r} was deleted in the meantime")

@@ -18,7 +18,7 @@ SUSPECTED_FROM_LIFE = 3
 class Process:
     """One life of a worker: a record that kills ends it in that step, and nothing of it has an effect any more."""
 
-    checkpoint_interval, seen_every, warnings = 1.0, 0.0, ()
+    checkpoint_interval, publish_interval, warnings = 1.0, 0.0, ()
 
     def __init__(self, world, store, life, effects, order):
         self._store = store

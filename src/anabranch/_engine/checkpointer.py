@@ -43,7 +43,7 @@ class Checkpointer:
         store, interval = self._ports.store, self._settings.interval
         if interval is None:
             # A store that keeps commits in memory decides itself how often it saves them.
-            interval = MEMORY_INTERVAL if store.seen_every else store.checkpoint_interval
+            interval = MEMORY_INTERVAL if store.publish_interval else store.checkpoint_interval
         self._interval_ms = round(interval * 1000)
         self._alarm = Alarm(self._ports.clock)
 

@@ -84,7 +84,7 @@ class _Document(msgspec.Struct, kw_only=True):
 
 class S3LeaseStore(RowLeaseStore):
     checkpoint_interval = _SAVED_EVERY_SECONDS
-    seen_every = _SAVED_EVERY_SECONDS
+    publish_interval = _SAVED_EVERY_SECONDS
 
     def __init__(
         self,

@@ -288,7 +288,7 @@ async def a_poll_shows_the_application_its_members_and_pending_commands(arena: A
 async def a_viewer_is_noticed(arena: Arena) -> None:
     store, other = await arena.open(), await arena.open()
     before = await store.read_app()
-    if store.seen_every:
+    if store.publish_interval:
         return  # viewers write nothing there
     await other.renew_watch()
     await other.renew_watch()

@@ -1,12 +1,12 @@
 """The conditional writes of a lease store, as functions over rows. Every store uses these conditions.
 
 A function gets the stored row (None if there is none) and returns the row after the write. If the condition fails, it
-returns the stored row itself, or a `Conflict` with it. A store writes a row only if it `is not` the row it passed in. A
-caller whose answer was lost learns from the next answer what is stored.
+returns the stored row itself, or a `Conflict` with it. So a store writes only if the result `is not` the row that it
+passed in. A caller that repeats a write, because the first response was lost, learns what is stored.
 
-No condition reads a second row, so a store needs no transaction. INV-1 (while a member is live, only that member writes
-the leases that name it) rests on two things: the owner and version compared here, and the taker's plan, which has seen
-the owner sealed or left. Both states are final.
+No condition reads a second row, so a store needs no transactions. INV-1 says that while a member is live, only that
+member writes the leases that name it. Two checks ensure it: the functions here compare the owner and the version, and a
+member takes a lease only after it has seen the owner sealed or left. Both states are final.
 """
 
 from msgspec.structs import replace
@@ -26,7 +26,9 @@ from anabranch._model.leases import (
 
 
 def heartbeat(row: MemberRow | None, write: HeartbeatWrite) -> MemberRow | None:
-    """Raises a live member's counter to the attempt (rule L2). A late attempt changes nothing."""
+    """Sets a live member's counter to the number of the attempt, if that is higher (rule L2). So a heartbeat that
+    arrives after a later one changes nothing.
+    """
     if row is None or row.state != "live" or write.attempt <= row.counter:
         return row
     answered = write.answered
@@ -43,27 +45,32 @@ def heartbeat(row: MemberRow | None, write: HeartbeatWrite) -> MemberRow | None:
 
 
 def seal_member(row: MemberRow | None, observed_counter: int) -> MemberRow | None:
-    """Live -> sealed while the counter is the observed one (rule L3)."""
+    """Evicts a member: sets its state from live to sealed, if its counter is still the observed one (rule L3)."""
     if row is None or row.state != "live" or row.counter != observed_counter:
         return row
     return replace(row, state="sealed")
 
 
 def leave(row: MemberRow | None) -> MemberRow | None:
+    """Sets the state from live to left, which frees all leases of the member."""
     if row is None or row.state != "live":
         return row
     return replace(row, state="left")
 
 
 def request_hand_off(row: MemberRow | None, request: str) -> MemberRow | None:
-    """Adds the short name of a request to a live donor's row, once and if there is room (rule L12)."""
+    """Adds a request for a lease to the row of its owner, the donor (rule L12). Does nothing if the donor is not live,
+    has this request already, or has `REQUESTS_MAX` requests.
+    """
     if row is None or row.state != "live" or request in row.wanted or len(row.wanted) >= REQUESTS_MAX:
         return row
     return replace(row, wanted=(*row.wanted, request))
 
 
 def may_delete_member(row: MemberRow | None) -> bool:
-    """The caller has seen that no lease names it: otherwise others would watch the missing owner for its expiry."""
+    """The caller has checked that it owns no lease. A lease whose owner's row is missing can only be taken after that
+    row was missing for a whole expiry.
+    """
     return row is not None and row.state != "live"
 
 
@@ -75,7 +82,7 @@ def take_lease(
     expected_version: int,
     epoch_floor: int = 0,
 ) -> LeaseRow | Conflict:
-    """Rule L7. The caller has seen that the expected owner was sealed or left, or was missing for its whole expiry."""
+    """Rule L7. The caller has seen the expected owner sealed or left, or its row missing for its whole expiry."""
     if row is None or row.is_finished or row.owner != expected_owner or row.version != expected_version:
         return Conflict(row)
     return replace(
@@ -93,6 +100,7 @@ def write_lease(
     """A write by the owner: commit, finish, stop, release or give."""
     if stored is None or stored.owner != member_id or stored.version != expected_version:
         return Conflict(stored)
+    # `extra` has the fields of newer versions, here and below: a write by this version keeps them.
     return replace(row, version=expected_version + 1, extra=stored.extra)
 
 
@@ -101,7 +109,7 @@ def may_delete_lease(row: LeaseRow | None, expected_version: int) -> bool:
 
 
 def write_status(stored: StatusRow | None, row: StatusRow) -> StatusRow:
-    """A write that arrives late changes nothing."""
+    """A status that arrives after a newer one changes nothing."""
     if stored is None:
         return row
     return replace(row, extra=stored.extra) if row.revision > stored.revision else stored
@@ -126,7 +134,7 @@ def may_delete_app(row: AppRow | None, app_id: str) -> bool:
 
 
 def record_incarnation(row: AppRow | None, app_id: str, expected: str, incarnation: str) -> AppRow | None:
-    """Sets the trusted storage (rule L13), if it is still the one that the caller saw."""
+    """Sets the storage that the fleet trusts (rule L13), if it is still the expected one."""
     if row is None or row.app_id != app_id or row.incarnation != expected:
         return row
     return replace(row, incarnation=incarnation)

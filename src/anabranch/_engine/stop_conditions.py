@@ -1,8 +1,8 @@
-"""When a worker stops by itself: at `until`, after `idle_timeout`, or when all its shards have been stopped for a
-minute and there is nothing else to take (rule D12).
+"""When a worker stops by itself: at `until`, after `idle_timeout`, or if failed records have stopped all its shards for
+a minute and it can take no other shard (rule D12).
 
-In a fleet each worker decides for itself. It does not wait for shards of live members, for children of unfinished
-shards, or for shards beyond its limit. Any other unfinished shard keeps it running, because it may be about to take it.
+In a fleet each worker decides for itself. Shards of live members, children of unfinished shards and shards beyond the
+worker's limit do not keep it running. Any other unfinished shard does, because the worker may be about to take it.
 """
 
 from collections.abc import Mapping
@@ -20,18 +20,20 @@ from anabranch._model.leases import LeaseKey, LeaseRow
 from anabranch._ports import Clock
 
 CHECK_EVERY_MS = 100
+"""While `until` or `idle_timeout` is set."""
 STOPPED_CHECK_EVERY_MS = 1_000
+"""While some shard is stopped. Otherwise nothing is checked until one is."""
 STOPPED_MS_MAX = 60_000
 """How long all shards may be stopped: an operator may resume one, or another worker may hand one over."""
 
 
 class StopConditions(msgspec.Struct, frozen=True, kw_only=True):
-    """When a worker stops by itself. By default it does not."""
+    """When a worker stops although its shards have not failed. By default it does not."""
 
     at_tip: bool = False
-    """When every shard was read to its tip, or to the `until` time."""
+    """Stop when every shard was read to its tip, or to the `until` time."""
     idle_timeout_ms: int | None = None
-    """After this long without any work."""
+    """Stop after this long without any work."""
 
     @property
     def is_set(self) -> bool:
@@ -43,24 +45,28 @@ class StopWatcher:
     _clock: Clock
     _conditions: StopConditions
     _shards_max: int | None
+    """How many shards this worker may hold."""
     _sessions: Mapping[LeaseKey, Session]
     _fleet: Fleet
     _discovery: ShardDiscovery
     _reader: Reader
     _processor: Processor
     _active_at_ms: int = 0
+    """When `_is_idle` last found work."""
     _finished_count: int = 0
+    """How many records were finished then."""
     _all_stopped_at_ms: int | None = None
+    """Since when all shards are stopped; None if they are not."""
 
     def __post_init__(self) -> None:
         self._alarm = Alarm(self._clock)
 
     async def run(self) -> str:
-        """Returns why the worker should stop."""
+        """Waits until the worker should stop. Returns the reason, a clause to follow "because"."""
         self._active_at_ms = self._clock.now_ms()
         while True:
             now_ms = self._clock.now_ms()
-            reason = self._end_reason(now_ms) or self._stopped_reason(now_ms)
+            reason = self._end_reason(now_ms) or self._all_stopped_reason(now_ms)
             if reason is not None:
                 return reason
             if self._conditions.is_set:
@@ -76,14 +82,14 @@ class StopWatcher:
 
     def _end_reason(self, now_ms: int) -> str | None:
         if not self._discovery.is_complete:
-            return None  # the row of a shard may have been deleted (rule L18)
+            return None  # the rows of some shards may be missing, because they were deleted (rule L18)
         if self._conditions.at_tip and self._is_at_tip():
             return "it has reached its end (until=)"
-        if self._conditions.is_set and self._is_idle(now_ms):
+        if self._conditions.idle_timeout_ms is not None and self._is_idle(now_ms, self._conditions.idle_timeout_ms):
             return "it had nothing to do for idle_timeout"
         return None
 
-    def _stopped_reason(self, now_ms: int) -> str | None:
+    def _all_stopped_reason(self, now_ms: int) -> str | None:
         sessions = self._sessions.values()
         all_stopped = bool(sessions) and all(session.state == "stopped" for session in sessions)
         if not all_stopped or not all(self._is_accounted_for(row) for row in self._unfinished()):
@@ -94,24 +100,30 @@ class StopWatcher:
             return f"all its shards have been stopped for {STOPPED_MS_MAX // 1000} s"
         return None
 
-    def _is_busy(self) -> bool:
-        """Whether there is work, or reading is paused. Records that wait for a manual acknowledgement do not count."""
+    def _has_work(self) -> bool:
+        """Whether records are unread or unfinished, or reading is paused, which hides new records. Records that wait
+        for a manual acknowledgement do not count.
+        """
         return self._reader.is_paused or any(
             not session.window.is_empty or (session.lane.unfinished_count and not self._processor.manual_ack)
             for session in self._sessions.values()
             if session.is_live
         )
 
-    def _is_idle(self, now_ms: int) -> bool:
-        """No records arrived or finished, and nothing is left to take or read. A shard not yet read is not idle."""
+    def _is_idle(self, now_ms: int, timeout_ms: int) -> bool:
+        """Whether for this long no record was finished, and nothing was left to take, read or finish."""
         sessions = self._sessions.values()
         finished_count = sum(session.lane.finished_count for session in sessions)
-        moved, self._finished_count = finished_count != self._finished_count, finished_count
-        behind = any(session.behind_ms != 0 for session in sessions if session.is_live and session.end is None)
-        if moved or behind or self._is_busy() or not all(self._is_accounted_for(row) for row in self._unfinished()):
-            self._active_at_ms = now_ms
-        timeout_ms = self._conditions.idle_timeout_ms
-        return timeout_ms is not None and now_ms - self._active_at_ms >= timeout_ms
+        # `behind_ms` is None before the first read: such a shard may have records, too.
+        is_behind = any(session.behind_ms != 0 for session in sessions if session.is_live and session.end is None)
+        if (
+            finished_count != self._finished_count
+            or is_behind
+            or self._has_work()
+            or not all(self._is_accounted_for(row) for row in self._unfinished())
+        ):
+            self._active_at_ms, self._finished_count = now_ms, finished_count
+        return now_ms - self._active_at_ms >= timeout_ms
 
     def _is_at_tip(self) -> bool:
         return bool(self._fleet.leases) and all(
@@ -123,7 +135,7 @@ class StopWatcher:
         return [row for row in self._fleet.leases.values() if not row.is_finished]
 
     def _is_accounted_for(self, row: LeaseRow) -> bool:
-        """Whether this worker holds the shard, or may not take it now."""
+        """Whether this worker holds the shard, or may not take it now: it does not keep the worker running."""
         if row.key in self._sessions or self._fleet.is_waiting_or_read(row):
             return True
         return self._shards_max is not None and len(self._sessions) >= self._shards_max

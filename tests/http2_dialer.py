@@ -4,5 +4,5 @@ from anabranch._http.client.dialer import Dialer
 
 
 class Http2Dialer(Dialer):
-    async def dial(self, choose, deadline):
-        return await super().dial(lambda negotiated: choose(negotiated or "h2"), deadline)
+    async def dial(self, make_protocol, deadline):
+        return await super().dial(lambda negotiated: make_protocol(negotiated or "h2"), deadline)

@@ -64,7 +64,7 @@ async def is_unreachable():
 
 def connect(monkeypatch, behaviour, *, cancel_after=None):
     network = Network(monkeypatch, behaviour)
-    monkeypatch.setattr(dialer, "_NEXT_AFTER_SECONDS", 0.01)
+    monkeypatch.setattr(dialer, "_ATTEMPT_DELAY_SECONDS", 0.01)
 
     async def main():
         network.install()

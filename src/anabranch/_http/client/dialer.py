@@ -1,11 +1,12 @@
-"""Opens connections to one endpoint: name lookup, TCP, an optional proxy, TLS and protocol negotiation.
+"""Opens connections to one endpoint: DNS lookup, TCP, an optional proxy, TLS and protocol negotiation.
 
-Proxies come from HTTPS_PROXY, HTTP_PROXY and NO_PROXY, with the rules of Python's standard library, which boto3 follows
-too. Every failure becomes a `TransportError` with `maybe_sent=False` that says what was tried and what to check: these
-are the first errors that a new user meets.
+HTTPS_PROXY, HTTP_PROXY and NO_PROXY name the proxy. They are read by Python's standard library, as in boto3.
 
-Addresses are raced (RFC 8305, "happy eyeballs"). asyncio can do that too, but it leaks the connected socket if it is
-cancelled at the wrong moment.
+Every failure becomes a `TransportError` with `maybe_sent=False` that says what was tried and what to check: these are
+the first errors that a new user meets.
+
+If a host has several addresses, they are tried in parallel, each a moment after the previous one (RFC 8305, "happy
+eyeballs"). asyncio can do that too, but it leaks the connected socket if it is cancelled at the wrong moment.
 """
 
 import asyncio
@@ -26,11 +27,12 @@ from anabranch.errors import ConfigurationError, TransportError
 
 P = TypeVar("P", bound=asyncio.BufferedProtocol)
 
-_NEXT_AFTER_SECONDS: Final = 0.25
-
 AddressInfo = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
+"""As `getaddrinfo` returns it."""
 
-_HEAD_BYTES_MAX: Final = 16 << 10
+_ATTEMPT_DELAY_SECONDS: Final = 0.25
+"""How long after the previous address the next one is tried (RFC 8305, section 5)."""
+_CONNECT_RESPONSE_BYTES_MAX: Final = 16 << 10
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
@@ -38,7 +40,7 @@ _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 class Endpoint:
     scheme: str
     host: str
-    """A name in ASCII or an address; IPv6 without brackets."""
+    """A host name in ASCII, or an IP address; IPv6 without brackets."""
     port: int
 
     @property
@@ -47,12 +49,12 @@ class Endpoint:
 
     @property
     def authority(self) -> str:
-        """As CONNECT needs it: always with the port, IPv6 in brackets."""
+        """Host and port, as in a CONNECT request. IPv6 is in brackets."""
         return f"{self._bracketed}:{self.port}"
 
     @property
     def host_header(self) -> str:
-        """As the Host header and the signature need it: with the port only if it is not the default of the scheme."""
+        """As in the Host header, which is signed: the port is left out if it is the default of the scheme."""
         return self._bracketed if self.port == _DEFAULT_PORTS[self.scheme] else self.authority
 
     @property
@@ -82,7 +84,7 @@ def parse_endpoint(url: str) -> Endpoint:
 
 
 def _ascii_host(host: str | None) -> str:
-    """As headers and look-ups need it. Raises UnicodeError, a ValueError, if the host has an empty or too long part."""
+    """As headers and DNS need it. Raises UnicodeError, a ValueError, if a label of the host is empty or too long."""
     return (host or "").encode("idna").decode("ascii")
 
 
@@ -100,6 +102,7 @@ class Proxy:
 
 
 def proxy_for(endpoint: Endpoint) -> Proxy | None:
+    """The proxy that the environment names for this endpoint."""
     url = getproxies_environment().get(endpoint.scheme)
     if not url or proxy_bypass(endpoint.authority):
         return None
@@ -139,7 +142,9 @@ class Dialer:
 
     @property
     def request_start(self) -> bytes:
-        """The request line, and the headers for a proxy that forwards in clear text."""
+        """How each request on a connection starts. Requests without TLS are sent to the proxy itself, which needs the
+        full URL and its own header.
+        """
         if self._proxy is None or self.endpoint.tls:
             return b"POST / HTTP/1.1\r\n"
         start = f"POST {self.endpoint.url}/ HTTP/1.1\r\n"
@@ -147,15 +152,17 @@ class Dialer:
             start += f"proxy-authorization: {self._proxy.authorization}\r\n"
         return start.encode("ascii")
 
-    async def dial(self, choose: Callable[[str | None], P], deadline: float) -> P:
-        """`choose` creates the protocol, given the result of ALPN: `h2`, `http/1.1` or None."""
+    async def dial(self, make_protocol: Callable[[str | None], P], deadline: float) -> P:
+        """Opens a connection and returns its protocol, which the caller must close. `make_protocol` creates it, given
+        the result of ALPN: `h2`, `http/1.1` or None.
+        """
         loop = asyncio.get_running_loop()
         deadline = min(deadline, loop.time() + self._connect_timeout)
         try:
             async with asyncio.timeout_at(deadline):
                 transport, pending = await self._connect()
                 try:
-                    return await self._hand_over(transport, pending, choose)
+                    return await self._set_up(transport, pending, make_protocol)
                 except BaseException:
                     transport.abort()
                     raise
@@ -166,7 +173,7 @@ class Dialer:
                 maybe_sent=False,
             ) from None
         except OSError as error:
-            raise TransportError(self._advice(error), maybe_sent=False) from error
+            raise TransportError(self._error_text(error), maybe_sent=False) from error
 
     async def _connect(self) -> tuple[asyncio.Transport, "_PendingProtocol"]:
         """A connection to the host, or to the proxy, without TLS.
@@ -182,28 +189,30 @@ class Dialer:
             connected.close()
             raise
 
-    async def _hand_over(
-        self, transport: asyncio.Transport, pending: "_PendingProtocol", choose: Callable[[str | None], P]
+    async def _set_up(
+        self, transport: asyncio.Transport, pending: "_PendingProtocol", make_protocol: Callable[[str | None], P]
     ) -> P:
+        """TLS with the proxy, a tunnel through it, TLS with the endpoint (each if needed), and the final protocol."""
         proxy = self._proxy
         if proxy is not None and self._proxy_tls is not None:
-            transport = await _secure(transport, pending, self._proxy_tls, proxy.host)
+            transport = await _start_tls(transport, pending, self._proxy_tls, proxy.host)
         if proxy is not None and self._tls is not None:
             await _open_tunnel(transport, pending, proxy, self.endpoint)
         if self._tls is not None:
-            transport = await _secure(transport, pending, self._tls, self.endpoint.host)
+            transport = await _start_tls(transport, pending, self._tls, self.endpoint.host)
         tls_object: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
-        chosen = choose(None if tls_object is None else tls_object.selected_alpn_protocol())
-        transport.set_protocol(chosen)
-        chosen.connection_made(transport)
-        pending.hand_over(chosen)
-        return chosen
+        protocol = make_protocol(None if tls_object is None else tls_object.selected_alpn_protocol())
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        pending.replay_into(protocol)
+        return protocol
 
     @property
     def _where(self) -> str:
         return f"{self.endpoint.url} through {self._proxy!r}" if self._proxy else self.endpoint.url
 
-    def _advice(self, error: OSError) -> str:
+    def _error_text(self, error: OSError) -> str:
+        """What failed, and what to check."""
         where = self._where
         if isinstance(error, socket.gaierror):
             return (
@@ -225,11 +234,12 @@ class Dialer:
 
 
 class _PendingProtocol(asyncio.Protocol):
-    """Buffers the bytes of a new connection until its protocol is chosen: an HTTP/2 server may send first."""
+    """The protocol of a connection until the final one is chosen. Buffers received bytes: HTTP/2 servers may send first."""
 
     def __init__(self) -> None:
         self._received = bytearray()
         self._lost: tuple[Exception | None] | None = None
+        """The argument of `connection_lost`, which may be None; None if the connection is open."""
         self._changed = asyncio.Event()
 
     def data_received(self, data: bytes) -> None:
@@ -241,9 +251,11 @@ class _PendingProtocol(asyncio.Protocol):
         self._changed.set()
 
     async def read_head(self) -> bytes:
-        """The proxy's answer, up to its empty line. Nothing may follow it yet."""
+        """The head of the proxy's answer to CONNECT. Nothing may follow it: the server behind the tunnel has received
+        nothing yet. In the texts of the errors, "it" is the proxy.
+        """
         while (head_end := self._received.find(b"\r\n\r\n")) < 0:
-            if len(self._received) > _HEAD_BYTES_MAX:
+            if len(self._received) > _CONNECT_RESPONSE_BYTES_MAX:
                 raise TransportError("its answer to CONNECT is too long")
             if self._lost is not None:
                 raise TransportError(str(self._lost[0] or "it closed the connection"))
@@ -255,21 +267,23 @@ class _PendingProtocol(asyncio.Protocol):
         self._received.clear()
         return head
 
-    def hand_over(self, chosen: asyncio.BufferedProtocol) -> None:
-        early = memoryview(bytes(self._received))
-        while early:
-            room = memoryview(chosen.get_buffer(-1))
-            step = min(len(room), len(early))
-            room[:step] = early[:step]
-            chosen.buffer_updated(step)
-            early = early[step:]
+    def replay_into(self, protocol: asyncio.BufferedProtocol) -> None:
+        """Passes on everything that arrived so far, as a transport would."""
+        rest = memoryview(bytes(self._received))
+        while rest:
+            buffer = memoryview(protocol.get_buffer(-1))
+            count = min(len(buffer), len(rest))
+            buffer[:count] = rest[:count]
+            protocol.buffer_updated(count)
+            rest = rest[count:]
         if self._lost is not None:
-            chosen.connection_lost(self._lost[0])
+            protocol.connection_lost(self._lost[0])
 
 
 async def _open_tunnel(
     transport: asyncio.Transport, pending: _PendingProtocol, proxy: Proxy, endpoint: Endpoint
 ) -> None:
+    """Asks the proxy to connect to the endpoint. Afterwards the connection leads there."""
     request = f"CONNECT {endpoint.authority} HTTP/1.1\r\nhost: {endpoint.authority}\r\n"
     if proxy.authorization:
         request += f"proxy-authorization: {proxy.authorization}\r\n"
@@ -283,11 +297,11 @@ async def _open_tunnel(
             return
         reason = f"it answered CONNECT with status {status}"
         if status == 407:
-            reason = "it needs a user and a password: HTTPS_PROXY=http://user:password@host:port"
+            reason = "it needs a user and a password: set HTTPS_PROXY=http://user:password@host:port"
     raise TransportError(f"{proxy!r} did not connect to {endpoint.authority}: {reason}", maybe_sent=False)
 
 
-async def _secure(
+async def _start_tls(
     transport: asyncio.Transport, pending: _PendingProtocol, tls: ssl.SSLContext, host: str
 ) -> asyncio.Transport:
     secured = await asyncio.get_running_loop().start_tls(transport, pending, tls, server_hostname=host)
@@ -297,20 +311,22 @@ async def _secure(
 
 
 async def connect_to_host(host: str, port: int) -> socket.socket:
-    """Returns a connected socket, which the caller must close. If attempts fail differently, the OSError names all."""
+    """Returns a connected socket, which the caller must close. If all addresses fail with the same type, raises the
+    first error; otherwise an OSError with the texts of all.
+    """
     loop = asyncio.get_running_loop()
     addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     sockets: list[socket.socket] = []
     failures: list[OSError] = []
-    connected: asyncio.Future[Any] = loop.create_future()  # of a socket
+    connected: asyncio.Future[Any] = loop.create_future()  # the first connected socket
 
     async def attempt(address: AddressInfo) -> None:
-        family, kind, protocol, _, where = address
+        family, kind, protocol, _, socket_address = address
         try:
             attempted = socket.socket(family, kind, protocol)
             sockets.append(attempted)
             attempted.setblocking(False)
-            await loop.sock_connect(attempted, where)
+            await loop.sock_connect(attempted, socket_address)
         except OSError as error:
             failures.append(error)
         else:
@@ -320,38 +336,39 @@ async def connect_to_host(host: str, port: int) -> socket.socket:
     try:
         async with asyncio.TaskGroup() as group:
             attempts: list[asyncio.Future[Any]] = []
-            for address in _interleaved(addresses):
-                attempts.append(group.create_task(attempt(address)))
-                await asyncio.wait([attempts[-1], connected], timeout=_NEXT_AFTER_SECONDS, return_when=FIRST_COMPLETED)
+            for address in _alternating(addresses):
+                task = group.create_task(attempt(address))
+                attempts.append(task)
+                await asyncio.wait([task, connected], timeout=_ATTEMPT_DELAY_SECONDS, return_when=FIRST_COMPLETED)
                 if connected.done():
                     break
-            while not connected.done() and (unfinished := [one for one in attempts if not one.done()]):
-                await asyncio.wait([*unfinished, connected], return_when=FIRST_COMPLETED)
-            for one in attempts:
-                one.cancel()
+            while not connected.done() and (running := [task for task in attempts if not task.done()]):
+                await asyncio.wait([*running, connected], return_when=FIRST_COMPLETED)
+            for unneeded in attempts:
+                unneeded.cancel()
         if connected.done():
             winner: socket.socket = connected.result()
             sockets.remove(winner)
             return winner
     finally:
-        for left_over in sockets:
-            left_over.close()
+        for unused in sockets:
+            unused.close()
     if len({type(failure) for failure in failures}) == 1:
         raise failures[0]
     raise OSError("; ".join(str(failure) for failure in failures))
 
 
-def _interleaved(addresses: Sequence[AddressInfo]) -> list[AddressInfo]:
-    """The two address families alternating, starting with the one that the system prefers."""
+def _alternating(addresses: Sequence[AddressInfo]) -> list[AddressInfo]:
+    """IPv4 and IPv6 addresses in turn, starting with the family that the system prefers."""
     first = [address for address in addresses if address[0] == addresses[0][0]]
     others = [address for address in addresses if address[0] != addresses[0][0]]
     return [address for address in chain.from_iterable(zip_longest(first, others)) if address is not None]
 
 
 def client_tls_context(ca_bundle: str | None = None, alpn: Sequence[str] = ("http/1.1",)) -> ssl.SSLContext:
-    """Certificates are verified. Trusts the system's authorities, or only those in `ca_bundle`: a file or a directory.
+    """Verifies certificates. Trusts the system's authorities, or only those in `ca_bundle`: a file or a directory.
 
-    Blocks, because it reads certificates from disk. Share the result: a context costs more than a handshake.
+    Blocks, because it reads certificates from disk. Share the result: creating it takes longer than a TLS handshake.
     """
     try:
         if ca_bundle is not None and Path(ca_bundle).is_dir():

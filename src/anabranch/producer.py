@@ -33,8 +33,9 @@ from anabranch.values import Encoder, ValueT as T, encode_with
 __all__ = ["Producer"]
 
 CHECKED_ELSEWHERE: Final = {"stream", "encode", "on_undelivered", "metrics", "on_event"}
-FAILURES_UNREADY: Final = 3
-"""After this many failed requests in a row the producer is not ready."""
+"""Parameters whose types `check_arguments` does not check, because their own checks say more."""
+UNREADY_AFTER_FAILURES: Final = 3
+"""After this many failed requests in a row, the producer is not ready."""
 
 
 class ProducerPorts(NamedTuple):
@@ -55,7 +56,7 @@ class Producer(Generic[T]):
     """
 
     restart_reason: Final[str | None] = None
-    """No restart helps a producer."""
+    """Why health checks should restart the process: always None, because a restart does not help a producer."""
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class Producer(Generic[T]):
         if settings.trace == "wrap" and aggregate is None:
             violations.append(
                 "trace='wrap' sends single records as aggregates, but aggregate=None forbids aggregates: set "
-                "trace=True, or leave out aggregate="
+                "trace=True, or omit aggregate="
             )
         refuse(violations)
         check_hook("on_undelivered", on_undelivered, "a PutResult")
@@ -112,7 +113,7 @@ class Producer(Generic[T]):
         self._ports: ProducerPorts | None = None
         self._writer: Writer | None = None
         self._last_writer: Writer | None = None
-        """Also after `close`, for `status()`."""
+        """As `_writer`, but kept after `close`, for `status()`."""
         name = stream or "producer"
         self.exporters = Exporters(
             metrics, Source(name, self._measure, self._emit, namespace="AnabranchProducer", aws=aws)
@@ -126,8 +127,8 @@ class Producer(Generic[T]):
         return 0 if self._writer is None else self._writer.used_bytes
 
     def status(self) -> ProducerStatus:
-        """Its buffer, and for each stream what is pending, delivered, failed and throttled. From any thread, also
-        after `close`.
+        """The use of the buffer, and for each stream how many records are pending, delivered, failed and throttled. Can
+        be called from any thread, also after `close`.
         """
         writer, loop = self._last_writer, self._loop
         if writer is None:
@@ -135,7 +136,7 @@ class Producer(Generic[T]):
         return read_on(loop, writer.status) if loop is not None and loop.is_running() else writer.status()
 
     def health(self) -> HealthReport:
-        """Whether it can write: it has not failed, is not closed, and requests do not fail one after another."""
+        """Whether it can write: not failed, not closed, and for no stream did the last three requests fail."""
         try:
             status = self.status()
         except (TimeoutError, RuntimeError) as error:  # its event loop is busy, or was just closed
@@ -146,7 +147,7 @@ class Producer(Generic[T]):
         reasons += [
             f"{stream.stream}: {stream.failures_in_a_row} requests in a row failed"
             for stream in status.streams
-            if stream.failures_in_a_row >= FAILURES_UNREADY
+            if stream.failures_in_a_row >= UNREADY_AFTER_FAILURES
         ]
         return HealthReport(live=True, ready=not reasons, reasons=tuple(reasons))
 
@@ -158,7 +159,7 @@ class Producer(Generic[T]):
         return producer_measurements(self.status(), level)
 
     def start(self) -> Self:
-        """Starts the producer on the running event loop. The first `put` also does this."""
+        """Starts the producer on the running event loop. Optional: the first `put` does it, too."""
         self._running_writer()
         return self
 
@@ -187,6 +188,7 @@ class Producer(Generic[T]):
         writer = self._writer
         if writer is None or _get_running_loop() is not self._loop:
             writer = self._running_writer()
+        # Both lines save a function call for each record in the usual case.
         data: Any = value if type(value) is self._unencoded_type else self._encode(value)
         name = self._stream if stream is None and self._stream is not None else stream_or_default(stream, None)
         return writer.put_nowait(name, data, partition_key, explicit_hash_key)
@@ -203,8 +205,9 @@ class Producer(Generic[T]):
         writer, name = self._running_writer(), stream_or_default(stream, self._stream)
         deliveries: list[Delivery] = []
         rest = iter(items)
-        while (not_put := writer.put_some(name, rest, self._unencoded_type, self._encode, deliveries)) is not None:
-            partition_key, data = not_put
+        # `put_some` stops at the first item for which the buffer has no room; `put` waits for it.
+        while (unfit := writer.put_some(name, rest, self._unencoded_type, self._encode, deliveries)) is not None:
+            partition_key, data = unfit
             deliveries.append(await writer.put(name, data, partition_key, None, None))
         return deliveries
 
@@ -212,7 +215,7 @@ class Producer(Generic[T]):
 
     async def flush(self, *, deadline: float | None = None) -> FlushReport:
         """Waits until every record put so far has its outcome, for at most `deadline` seconds. Raises `DeliveryFailed`
-        with the failures that were not seen yet.
+        with the failures that were not awaited, passed to `on_undelivered` or raised before.
         """
         check_seconds("deadline", deadline)
         if self._writer is None:
@@ -220,8 +223,8 @@ class Producer(Generic[T]):
         return await self._running_writer().flush(self._deadline_ms(deadline))
 
     async def close(self, *, deadline: float | None = None) -> FlushReport:
-        """Waits until every record has its outcome, at most for `delivery_timeout`, then frees all resources. Records
-        that are not delivered within `deadline` seconds fail. Raises `DeliveryFailed` with failures not seen yet.
+        """Waits until every record has its outcome, then frees all resources. Records that are not delivered within
+        `deadline` seconds (`delivery_timeout` by default) fail. Raises `DeliveryFailed` as `flush` does.
         """
         check_seconds("deadline", deadline)
         self._is_closed = True
@@ -235,7 +238,7 @@ class Producer(Generic[T]):
             ports, self._ports = self._ports, None
             try:
                 await self.exporters.stop()
-            finally:  # also if that wait was cancelled
+            finally:  # also if `stop` was cancelled
                 if ports is not None and ports.close is not None:
                     await ports.close()
 
@@ -261,7 +264,7 @@ class Producer(Generic[T]):
     # the writer
 
     def _running_writer(self) -> Writer:
-        """Starts the writer if needed. It outlives the calling task."""
+        """The writer, which is started if needed. It keeps running when the calling task ends."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -271,7 +274,7 @@ class Producer(Generic[T]):
         if self._writer is not None and self._loop is not loop:
             if not (self._loop is not None and self._loop.is_closed() and self._writer.is_empty):
                 raise UsageError("this producer runs on another event loop: create one producer per loop")
-            self._writer = None  # its loop is closed and all is delivered, as between two calls of asyncio.run
+            self._writer = None  # between two calls of asyncio.run: the old loop is closed, and no record was pending
         if self._writer is None:
             self._ports = ports = self._open_ports()
             writer = Writer(
@@ -286,7 +289,7 @@ class Producer(Generic[T]):
             )
             writer.start()
             if self._last_writer is not None:
-                self.exporters.source.begin_run()
+                self.exporters.source.begin_run()  # the new writer counts from zero; the exported totals must not
             self._writer = self._last_writer = writer
             self._loop = loop
             self.exporters.start()
@@ -303,6 +306,7 @@ class Producer(Generic[T]):
 
 
 def stream_or_default(given: str | None, default: str | None) -> str:
+    """The stream of a call. Raises `UsageError` if there is none."""
     stream = default if given is None else given
     if stream is None:
         raise UsageError("no stream: pass one to the producer, or to put(..., stream='orders')")
@@ -322,5 +326,5 @@ def require_delivered(result: PutResult) -> PutResult:
 
 
 def add_undelivered_note(error: BaseException, failed: ProducerError) -> None:
-    """Adds the failures to `error`: it ended the `with` block and is raised, so they are not."""
+    """Adds the failures to `error` as a note. It ended the `with` block and is raised, so `failed` cannot be."""
     error.add_note(f"the producer also has undelivered records: {failed}")

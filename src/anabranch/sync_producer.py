@@ -38,7 +38,7 @@ class SyncProducer(Generic[T]):
     """
 
     restart_reason: Final[str | None] = None
-    """No restart helps a producer."""
+    """As `Producer.restart_reason`."""
 
     def __init__(
         self,
@@ -129,8 +129,8 @@ class SyncProducer(Generic[T]):
         return list(producer_measurements(self.status(), check_level(level)))
 
     def flush(self, *, deadline: float | None = None) -> FlushReport:
-        """Waits until everything put before, by any thread, has its outcome, for at most `deadline` seconds. Raises
-        `DeliveryFailed` with the failures that were not seen yet.
+        """Waits until every record put so far, by any thread, has its outcome, for at most `deadline` seconds. Raises
+        `DeliveryFailed` with the failures that were not awaited, passed to `on_undelivered` or raised before.
         """
         check_seconds("deadline", deadline)
         if self._thread is None:
@@ -138,8 +138,8 @@ class SyncProducer(Generic[T]):
         return self._running().flush(deadline)
 
     def close(self, *, deadline: float | None = None) -> FlushReport:
-        """Waits until every record has its outcome, at most for `delivery_timeout`, then ends the thread. Records that
-        are not delivered within `deadline` seconds fail. Raises `DeliveryFailed` with failures not seen yet.
+        """Waits until every record has its outcome, then ends the thread. Records that are not delivered within
+        `deadline` seconds (`delivery_timeout` by default) fail. Raises `DeliveryFailed` as `flush` does.
         """
         check_seconds("deadline", deadline)
         with self._lock:

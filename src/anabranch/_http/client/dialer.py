@@ -234,7 +234,7 @@ class Dialer:
 
 
 class _PendingProtocol(asyncio.Protocol):
-    """The protocol of a connection until the final one is chosen. Buffers received bytes: HTTP/2 servers may send first."""
+    """The protocol of a connection until the final one is chosen. Buffers bytes: HTTP/2 servers may send first."""
 
     def __init__(self) -> None:
         self._received = bytearray()

@@ -1,6 +1,7 @@
 """`Application`: observe and manage a whole fleet through its lease store, from any process.
 
-It is not a member of the fleet and holds no lease, except for a moment to apply a command while no worker runs.
+It is not a member of the fleet and holds no lease, with one exception: to apply a command while no worker runs, it
+joins the fleet and takes one lease for a moment.
 """
 
 import asyncio
@@ -14,8 +15,14 @@ from typing import Final, Self
 
 from msgspec.structs import replace
 
-from anabranch._core.leases.commands import RESUME, SKIP, STOP, aimed_at, apply_to_row
-from anabranch._core.leases.status import ANSWERED_EVERY_MS, RENEWED_EVERY_MS, FleetObserver, FleetRows, desired_workers
+from anabranch._core.leases.commands import RESUME, SEEN_STOP, SKIP, apply_to_row, stop_id
+from anabranch._core.leases.status import (
+    WATCH_RENEWED_EVERY_MS,
+    WATCHED_STATUS_EVERY_MS,
+    FleetObserver,
+    FleetRows,
+    desired_workers,
+)
 from anabranch._core.leases.timing import LEASE_EXPIRY_MS_DEFAULT
 from anabranch._core.monitor import AlertState, FleetLag
 from anabranch._engine.clock import SystemClock
@@ -36,16 +43,19 @@ __all__ = ["Application"]
 
 _POLL_SECONDS: Final = 0.25
 _ANSWER_MS: Final = 10_000
-"""How long a command waits for an answer after the longest lease expiry."""
+"""A command waits for a worker's answer for the longest lease expiry of the fleet, and this much longer."""
 _APPLY_SECONDS: Final = 5.0
+"""How long it may take to apply a command without a worker: far less than the lease expiry."""
 _REQUESTER_CHARACTERS_MAX: Final = 30
+"""How much of the requester's name is in the id of the member that applies a command."""
 _WATCH_WRITE_SECONDS: Final = 1.0
+"""How long `status` waits for the write that asks the workers to report."""
 
 
 class Application:
-    """An existing application. Pass the same `leases=` as its workers; without it, the store in ANABRANCH_LEASES or the
-    embedded stores of this machine are searched. An unknown application is an error that names the known ones.
-    `aws` has the region and credentials of a store in AWS; `clock` is for tests.
+    """An existing application. Pass the same `leases=` as its workers. Without it, we search the store that
+    ANABRANCH_LEASES names, or the embedded stores of this machine. If the application is not found, the error names
+    those that exist. `aws` has the region and credentials for a store in AWS; `clock` is for tests.
     """
 
     def __init__(
@@ -83,11 +93,12 @@ class Application:
         return self._store
 
     async def status(self, *, watch: bool = False) -> FleetStatus:
-        """Reads all members and shards, and asks the workers to report, at most every 5 seconds. Heartbeats, lags and
-        rates need two calls at most 15 seconds apart: the first call has none, and its reasons may be a minute old.
+        """Reads all members and shards, and asks the workers to report, at most every 5 seconds. Heartbeat ages, lags
+        and rates are None in the first call: they need a second one at most 15 seconds later. Reasons in the first call
+        may be a minute old.
 
-        With `watch`, it polls until every live member has sent a heartbeat and a report: a few seconds, at most half of
-        a lease's expiry plus 2 seconds. It does not wait for a store that shows changes late (S3).
+        With `watch`, it polls until every live member has sent a heartbeat and a report. This takes a few seconds, and
+        at most half the lease expiry plus 2 seconds. It does not wait if the store publishes changes late, as S3 does.
         """
         await self._renew_watch()
         status, _ = await self._read()
@@ -104,9 +115,9 @@ class Application:
     async def watch(
         self, *, interval: float = 5.0, alerts: Sequence[Alert] = (), on_event: Callable[[Event], None] | None = None
     ) -> AsyncIterator[FleetStatus]:
-        """Yields the status every `interval` seconds. Alerts watch the worst shard of the fleet, even without workers:
-        they are logged, passed to `on_event`, and call their hooks. If the lease store does not answer, an event is
-        emitted instead of a status.
+        """Yields the status every `interval` seconds. Alerts apply to the worst shard of the fleet, even if no worker
+        runs: they are logged, passed to `on_event`, and call their hooks. If the lease store does not answer, the first
+        failure emits an event, and no status is yielded until it answers again.
         """
         check_arguments(Application.watch, locals(), but=("alerts", "on_event"))
         if not 0.1 <= interval <= 15:
@@ -143,9 +154,10 @@ class Application:
         minimum: int = 1,
         maximum: int | None = None,
     ) -> DesiredWorkers:
-        """How many workers the fleet should have, at most one per shard that can be handled. If it is more than
-        `target_lag` seconds behind: as many as catch up within `catch_up` seconds. With `worker_rate`, the records per
-        second of one busy worker, it also advises fewer. Takes a few seconds, as `status(watch=True)` does.
+        """How many workers the fleet should have: from `minimum` to `maximum`, and at most one per shard that can be
+        handled. A fleet that is more than `target_lag` seconds behind needs as many as catch up within `catch_up`
+        seconds. Fewer workers are only advised with `worker_rate`, the records per second that one busy worker handles.
+        Takes a few seconds, as `status(watch=True)` does.
         """
         violations = check_arguments(Application.desired_workers, locals())
         for name, value in (("target_lag", target_lag), ("catch_up", catch_up), ("worker_rate", worker_rate)):
@@ -164,9 +176,9 @@ class Application:
         )
 
     async def _renew_watch(self) -> None:
-        """Workers that see it write their status. A store that refuses writes can still be read."""
+        """Asks the workers to write their status. Failures are ignored: a read-only store can still be read."""
         store, now_ms = await self._open(), self._clock.now_ms()
-        if self._renewed_ms is None or now_ms - self._renewed_ms >= RENEWED_EVERY_MS:
+        if self._renewed_ms is None or now_ms - self._renewed_ms >= WATCH_RENEWED_EVERY_MS:
             self._renewed_ms = now_ms
             with contextlib.suppress(LeaseError, TimeoutError):
                 async with asyncio.timeout(_WATCH_WRITE_SECONDS):
@@ -180,12 +192,12 @@ class Application:
             await store.open(poll.app)
             poll = await store.poll()
         app = poll.app
-        # In a store that shows changes late, a member that is silent for two of its intervals may be alive.
-        expiry_ms_min = round(2_000 * store.publish_interval + 10_000) if store.publish_interval else 0
-        members = [replace(row, expiry_ms=max(row.expiry_ms, expiry_ms_min)) for row in poll.members]
         if app is None:
             raise LeaseStoreInvalidError(f"application {self._app!r} was deleted in the meantime")
         self._app_id = app.app_id
+        # In a store that publishes changes late, a live member may seem silent for two intervals and the save itself.
+        expiry_ms_min = round(2_000 * store.publish_interval + 10_000) if store.publish_interval else 0
+        members = [replace(row, expiry_ms=max(row.expiry_ms, expiry_ms_min)) for row in poll.members]
         now_ms = self._clock.now_ms()
         statuses = await store.read_statuses()
         rows = FleetRows(
@@ -208,11 +220,13 @@ class Application:
         try:
             parsed = Position.parse(position)
         except ValueError as error:
-            raise UsageError(f"{position!r} is not a position: explain shows it (SEQUENCE or SEQUENCE:SUB)") from error
+            raise UsageError(
+                f"{position!r} is not a position (SEQUENCE or SEQUENCE:SUB): `anabranch explain` shows it"
+            ) from error
         return await self._command(SKIP, shard_id, stream, {"position": str(parsed)})
 
     async def resume(self, shard_id: str, *, stream: str | None = None) -> CommandResult:
-        """Tries the record of a stopped shard once more. See `skip`."""
+        """Tries the record at which a shard is stopped once more. Applied as `skip` is."""
         return await self._command(RESUME, shard_id, stream, {})
 
     async def commands(self) -> tuple[CommandResult, ...]:
@@ -229,7 +243,7 @@ class Application:
         if rows.app.place == "moved":
             raise UsageError(f"application {self._app!r} is in {rows.app.other_url}: send commands there")
         if rows.app.place != "here":
-            raise UsageError(f"application {self._app!r} is being copied: complete that copy first")
+            raise UsageError(f"application {self._app!r} is being copied to another store: complete the copy first")
         if lease.is_finished:
             raise UsageError(f"{shard_id} is finished: there is nothing to {action}")
         if action == RESUME and lease.stopped is None:
@@ -238,7 +252,7 @@ class Application:
             command_id=secrets.token_hex(8),
             action=action,
             key=lease.key,
-            arguments={**arguments, STOP: aimed_at(lease.stopped)} if lease.stopped is not None else arguments,
+            arguments=arguments | {SEEN_STOP: stop_id(lease.stopped)} if lease.stopped is not None else arguments,
             requested_by=_requester(),
             requested_wall_ms=self._clock.wall_ms(),
         )
@@ -260,12 +274,13 @@ class Application:
                 longest = max((member.expiry for member in status.live_members), default=0.0)
                 deadline_ms = now_ms + round(longest * 1000) + _ANSWER_MS
             if now_ms >= deadline_ms:
+                # A worker may answer first. The next round reads which of the two was written.
                 expired = replace(command, state="expired", result="no worker answered in time")
                 await store.write_control(expired)
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _apply_without_workers(self, store: LeaseStore, command: ControlRow, rows: FleetRows) -> bool:
-        """Applies a command while no worker runs. Returns False if one has started meanwhile."""
+        """Applies a command while no worker runs. Returns False if a worker may have started meanwhile."""
         for row in rows.members:
             if row.state == "live":
                 sealed = await store.seal_member(row.member_id, row.counter)
@@ -276,14 +291,14 @@ class Application:
         if lease is None:
             raise LeaseStoreInvalidError(f"the lease of {command.key.shard_id} was deleted in the meantime")
         if lease.owner is not None and lease.owner not in {row.member_id for row in rows.members}:
-            return False  # it was not seen to end: it may have joined after the poll (rule L7)
+            return False  # the owner may have joined after the poll (rule L7)
         outcome = apply_to_row(command, lease)
         if outcome.row is not None:
             member = MemberRow(
                 member_id=f"{command.requested_by[:_REQUESTER_CHARACTERS_MAX]}#{secrets.token_hex(16)}",
                 expiry_ms=LEASE_EXPIRY_MS_DEFAULT,
                 order=lease.checkpoint.order,
-                shards_max=0,  # workers that start meanwhile give it nothing
+                shards_max=0,  # so workers that start meanwhile do not give it shards
                 joined_wall_ms=self._clock.wall_ms(),
             )
             if not await self._write_as_member(store, member, lease, command):
@@ -295,7 +310,9 @@ class Application:
     async def _write_as_member(
         self, store: LeaseStore, member: MemberRow, lease: LeaseRow, command: ControlRow
     ) -> bool:
-        """Takes the lease and writes it, fast enough to need no heartbeat. Returns False if another member has it."""
+        """Takes the lease, writes the outcome and releases it, so fast that no heartbeat is needed. Returns False if
+        another member has changed the lease.
+        """
         await store.register_member(member)
         try:
             async with asyncio.timeout(_APPLY_SECONDS):
@@ -305,7 +322,8 @@ class Application:
                 if isinstance(taken, Conflict):
                     return False
                 outcome = apply_to_row(command, taken)
-                assert outcome.row is not None, "nobody else could write it"
+                assert outcome.row is not None, "the version shows that nobody has changed the lease meanwhile"
+                # Restores the counter: our take says nothing about a record that crashes its workers.
                 written = replace(outcome.row, owner=None, takes_without_progress=lease.takes_without_progress)
                 answer = await store.write_lease(written, member_id=member.member_id, expected_version=taken.version)
                 return not isinstance(answer, Conflict)
@@ -319,7 +337,7 @@ class Application:
 
     async def delete(self) -> None:
         """Deletes the application with its leases and checkpoints, or completes a deletion that failed half-way.
-        Refuses while any worker is still heartbeating: without proof that it is dead, we wait for a lease's expiry.
+        Refuses while any worker is still heartbeating. To find out, it may wait for one lease expiry.
         """
         try:
             store = await self._open()
@@ -333,11 +351,12 @@ class Application:
         await delete_leftovers(self._app, self._leases, os.environ, self._aws)
 
     async def copy_to(self, leases: str | LeaseStore) -> int:
-        """Moves the application to another lease store, and returns the number of its leases. Refuses while any worker
-        is still heartbeating. From then on, workers start there and refuse to start here.
+        """Copies the application to another lease store, and returns the number of its leases. Refuses while any worker
+        is still heartbeating. Afterwards workers start only with the other store; this one keeps the rows, but workers
+        refuse to start with it.
 
-        A copy that failed half-way can be repeated; until then, workers refuse to start in both stores. A complete copy
-        cannot be repeated: no second store gets the application.
+        A copy that failed half-way can be repeated; until then, workers refuse to start with either store. A complete
+        copy cannot be repeated, also not to a third store.
         """
         source = await self._open()
         target = open_store(leases, self._app, self._aws)
@@ -352,7 +371,7 @@ class Application:
                 await target.close()
 
     async def _mark_as_leaving(self, source: LeaseStore, target: LeaseStore, place: Place) -> None:
-        """From then on, no worker writes to the source."""
+        """Marks the source, so that no worker starts with it from then on."""
         await self._seal_dead_members()
         marked = await source.move_app(place, "leaving", str(target))
         # A worker that starts meanwhile is seen here, or sees the mark in its first poll.
@@ -362,6 +381,9 @@ class Application:
             raise UsageError(f"application {self._app!r} was not moved: a worker started at that moment")
 
     async def _seal_dead_members(self) -> FleetRows:
+        """Evicts all members, so that none can write any more. Waits until each is known to be dead, and raises
+        `UsageError` if one sends a heartbeat.
+        """
         store = await self._open()
         while True:
             status, rows = await self._read()
@@ -377,6 +399,7 @@ class Application:
 
 
 def _find_lease(rows: FleetRows, shard_id: str, stream: str | None) -> LeaseRow:
+    """`stream` is a name or a stream key. A lease that is not finished is preferred."""
     names = {row.stream_key: row.name for row in rows.streams}
     found = [
         row
@@ -385,8 +408,8 @@ def _find_lease(rows: FleetRows, shard_id: str, stream: str | None) -> LeaseRow:
     ]
     found = [row for row in found if not row.is_finished] or found
     if not found:
-        of = "" if stream is None else f" of stream {stream}"
-        raise UsageError(f"application {rows.app.app!r} has no lease for {shard_id}{of}")
+        of_stream = "" if stream is None else f" of stream {stream}"
+        raise UsageError(f"application {rows.app.app!r} has no lease for {shard_id}{of_stream}")
     if len(found) > 1:
         keys = ", ".join(sorted(names.get(row.key.stream_key, row.key.stream_key) for row in found))
         raise UsageError(f"several streams have a {shard_id} ({keys}): say which one (stream=, --stream)")
@@ -409,7 +432,7 @@ def _command_result(row: ControlRow) -> CommandResult:
 
 
 def _requester() -> str:
-    """Who sends a command, for the audit."""
+    """Who sends a command, as `user@host`. It is stored with the command."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):  # a container's user may have no name
@@ -418,5 +441,7 @@ def _requester() -> str:
 
 
 def _watch_ms(member: FleetMember) -> int:
-    """A member sends four heartbeats per expiry; one may be late. It may just have reported to another viewer."""
-    return round(member.expiry * 1000) // 2 + ANSWERED_EVERY_MS
+    """How long a live member may take to show a heartbeat and a report. It sends four heartbeats per expiry, and one
+    may be late: half the expiry. If it has just reported to another viewer, its next report comes this much later.
+    """
+    return round(member.expiry * 1000) // 2 + WATCHED_STATUS_EVERY_MS

@@ -15,8 +15,8 @@ from anabranch._model.streams import Position
 
 SKIP: Final = "skip"
 RESUME: Final = "resume"
-STOP: Final = "stop"
-"""The argument of `resume`: which stop was seen."""
+SEEN_STOP: Final = "stop"
+"""The argument that names the stop that the sender has seen. A resume does not apply to a later one."""
 
 
 class CommandOutcome(msgspec.Struct, frozen=True):
@@ -26,8 +26,8 @@ class CommandOutcome(msgspec.Struct, frozen=True):
     """What to write; None if there is nothing to write."""
 
 
-def aimed_at(stopped: Stopped) -> str:
-    """Tells this stop from a later one, also at the same record."""
+def stop_id(stopped: Stopped) -> str:
+    """Identifies this stop. A later one has another id, also at the same record."""
     return f"{stopped.member_id}@{stopped.at_wall_ms}"
 
 
@@ -43,7 +43,7 @@ def apply_to_row(command: ControlRow, row: LeaseRow) -> CommandOutcome:
     if command.action == RESUME:
         if row.stopped is None:
             return CommandOutcome("applied", "it is not stopped any more")
-        if command.arguments.get(STOP) != aimed_at(row.stopped):
+        if command.arguments.get(SEEN_STOP) != stop_id(row.stopped):
             return CommandOutcome("refused", f"the shard has stopped again since, at record {row.stopped.position}")
         return CommandOutcome("applied", "resumed: its record is tried once more", replace(row, stopped=None))
     if command.action != SKIP:

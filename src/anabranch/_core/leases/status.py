@@ -51,10 +51,10 @@ from anabranch.reports import DesiredWorkers, FleetMember, FleetShard, FleetStat
 SHARDS_MAX: Final = 20
 SHARDS_BYTES_MAX: Final = 3_600
 """With member id and totals the row stays under 4 KB."""
-RENEWED_EVERY_MS: Final = 5_000
-"""Between two renewals of a viewer."""
-ANSWERED_EVERY_MS: Final = 2_000
-"""Between two writes, if several viewers look."""
+WATCH_RENEWED_EVERY_MS: Final = 5_000
+"""How often one viewer renews the watch mark, which asks all members for their status."""
+WATCHED_STATUS_EVERY_MS: Final = 2_000
+"""How often a member writes its status at most, if several viewers ask for it."""
 REASONS_EVERY_MS: Final = 60_000
 REASON_CHARACTERS_MAX: Final = 120
 """The limit of each text in a reason, so that many reasons fit."""
@@ -81,7 +81,7 @@ class StatusReporter:
         """The row to write now, from the worst shard to the best; None if no write is due."""
         if not self._is_awaited and _reasons(shards) == self._reasons:
             return None
-        every_ms = ANSWERED_EVERY_MS if self._is_awaited else REASONS_EVERY_MS
+        every_ms = WATCHED_STATUS_EVERY_MS if self._is_awaited else REASONS_EVERY_MS
         if self._written_ms is not None and now_ms - self._written_ms < every_ms:
             return None
         self._revision += 1  # even if the last write had no answer: it may still take effect

@@ -59,7 +59,7 @@ async def read_all(url):
     try:
         return [stored.letter async for stored in box.read()]
     finally:
-        await box.let_go()
+        await box.release()
         await box.close()
 
 
@@ -107,7 +107,7 @@ def test_a_letter_can_be_replaced_and_deleted(url):
         await box.replace(one, replace(one.letter, redrive_count=1))
         await box.delete(two)
         await box.hold("me")
-        await box.let_go()
+        await box.release()
         await box.close()
         stays = ".fifo" in url  # a new message would be behind the later ones of its key
         assert await read_all(url) == [letters[0] if stays else replace(letters[0], redrive_count=1)]
@@ -116,7 +116,7 @@ def test_a_letter_can_be_replaced_and_deleted(url):
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "s3"])
-def test_only_one_redrive_holds_a_box_until_it_lets_go_or_dies(kind, tmp_path, server, monkeypatch):
+def test_only_one_redrive_holds_a_box_until_it_releases_it_or_dies(kind, tmp_path, server, monkeypatch):
     url = f"sqlite://{tmp_path}/letters.db" if kind == "sqlite" else server.make_bucket(f"letters-{next(NUMBERS)}")
 
     async def main():
@@ -126,7 +126,7 @@ def test_only_one_redrive_holds_a_box_until_it_lets_go_or_dies(kind, tmp_path, s
         with pytest.raises(DeadLetterError, match="is being redriven by one") as caught:
             await two.hold("two")
         assert (caught.value.code, caught.value.retryable) == ("locked", True)
-        await one.let_go()
+        await one.release()
         await two.hold("two")
         with pytest.raises(DeadLetterError, match="by two"):
             await one.hold("one")
@@ -154,7 +154,7 @@ def test_an_invalid_letter_is_not_touched_and_is_reported(server):
         assert [stored.letter async for stored in box.read()] == [a_letter()]
         (told,) = box.unreadable
         assert "not a dead letter" in told
-        await box.let_go()
+        await box.release()
         await box.close()
 
     asyncio.run(main())

@@ -168,7 +168,7 @@ def test_a_failed_letter_keeps_its_place_in_a_fifo_queue(count, tmp_path, server
 
 
 def test_more_letters_than_fit_a_page_or_a_round_are_all_redriven_in_order(url, monkeypatch):
-    for name in ("sqlite.PAGE", "s3.PAGE", "sqs.ROUND_LETTERS_MAX"):
+    for name in ("sqlite.PAGE_ROWS", "s3.PAGE", "sqs.ROUND_LETTERS_MAX"):
         monkeypatch.setattr(f"anabranch.dead_letters.{name}", 5)
 
     async def main():
@@ -354,7 +354,7 @@ def test_a_redrive_that_dies_anywhere_is_resumed_without_loss(crash_url, step, a
                 await die()
 
             box._box.delete = delete_and_die
-        box._box.let_go = box._box.close  # a killed process lets nothing go
+        box._box.release = box._box.close  # a killed process releases nothing
         with pytest.raises((CrashError, BaseExceptionGroup)):
             await box.redrive(dying_handler, policy=QUICK, concurrency=1)
         await asyncio.sleep(1.1 if url.startswith("sqs") else 0.02)  # until the hold has expired

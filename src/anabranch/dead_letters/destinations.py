@@ -43,7 +43,7 @@ RETENTION_HOURS_WANTED: Final = 14 * 24
 class StoredLetter(msgspec.Struct, frozen=True):
     letter: Letter
     handle: Any
-    """What the box needs to find the letter again."""
+    """By which the box finds the letter again: a row id, a receipt handle, ..."""
 
 
 class SizedDestination(LetterDestination, Protocol):
@@ -67,11 +67,12 @@ class LetterBox(SizedDestination, Protocol):
         """The approximate number of letters."""
 
     async def hold(self, owner: str) -> None:
-        """Keeps others from redriving until `let_go`, or for `HOLD_SECONDS`; call it again to renew the hold. Raises
+        """Keeps others from redriving until `release`, or for `HOLD_SECONDS`; call it again to renew the hold. Raises
         `DeadLetterError` with the code `locked` if somebody else holds it.
         """
 
-    async def let_go(self) -> None: ...
+    async def release(self) -> None:
+        """Ends the hold. Does nothing if this object has none."""
 
     def read(self) -> AsyncGenerator[StoredLetter, None]:
         """Each letter once. May include letters that are written meanwhile."""

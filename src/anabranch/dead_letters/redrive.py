@@ -203,7 +203,7 @@ class Redrive:
             raise single_cause(errors) or errors from None
         finally:
             with suppress(DeadLetterError):  # it expires by itself
-                await self.box.let_go()
+                await self.box.release()
         return self.report
 
     @property
@@ -461,7 +461,7 @@ class DeadLetters:
             yield box
         finally:
             with suppress(DeadLetterError):  # what SQS hid comes back by itself
-                await box.let_go()
+                await box.release()
             await box.close()
 
     # changing

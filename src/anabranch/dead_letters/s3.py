@@ -105,7 +105,9 @@ class S3Letters(LetterBox):
             if held.get("owner") != owner and held.get("expires_seconds", 0) > now:
                 left = held["expires_seconds"] - now
                 raise DeadLetterError(
-                    f"{self} is being redriven by {held['owner']}", code="locked", advice=f"wait, at most {left:.0f} s"
+                    f"{self} is being redriven by {held['owner']}",
+                    code="locked",
+                    advice=f"wait until it has ended; if it was killed, for {left:.0f} s",
                 )
             if found_tag is not None:  # otherwise it was deleted meanwhile, and others may see that, too
                 tag = await self._put(key, mine, IfMatch=found_tag)
@@ -113,7 +115,7 @@ class S3Letters(LetterBox):
             raise DeadLetterError(f"{self} is being redriven by somebody else", code="locked", advice="wait")
         self._owner, self._lock_tag = owner, tag
 
-    async def let_go(self) -> None:
+    async def release(self) -> None:
         if self._owner is not None:
             body = json.dumps({"owner": self._owner, "expires_seconds": 0}).encode()
             await self._put(f"{self._prefix}.redrive-lock", body, IfMatch=self._lock_tag)

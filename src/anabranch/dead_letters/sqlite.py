@@ -1,4 +1,4 @@
-"""Dead letters in a SQLite file: the embedded default, for the processes of one machine.
+"""Dead letters in a SQLite file: the default destination, shared by the processes of one machine.
 
 A letter is on disk when `write` returns. Every call runs on the file's own thread, so no event loop blocks.
 """
@@ -30,7 +30,9 @@ T = TypeVar("T")
 _APPLICATION_ID: Final = 0x414C_4554  # "ALET": tells our file from any other
 _VERSION: Final = 1
 _BUSY_SECONDS: Final = 5.0
-PAGE: Final = 50
+"""How long a statement waits while another process writes."""
+PAGE_ROWS: Final = 50
+"""How many letters one query reads."""
 
 _TABLES: Final = (
     """
@@ -41,9 +43,11 @@ _TABLES: Final = (
     )
     """,
     "CREATE UNIQUE INDEX letters_in_order ON letters (stream_order, idempotency_key)",
+    # At most one row: `one` is always 1.
     "CREATE TABLE hold (one INTEGER PRIMARY KEY CHECK (one = 1), owner TEXT NOT NULL, expires_seconds REAL NOT NULL)",
 )
-# A letter that is written again is kept as it was: the first has the message and the stack of the failure.
+# A letter that is written again does not replace the stored one, which has the message and the stack of the failure (a
+# letter recovered after a crash has neither). One that was redriven more often does.
 _WRITE: Final = """
     INSERT INTO letters VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (idempotency_key) DO UPDATE SET
     redrive_count = excluded.redrive_count, body = excluded.body WHERE excluded.redrive_count > redrive_count
@@ -52,6 +56,7 @@ _HOLD: Final = """
     INSERT INTO hold VALUES (1, ?, ?) ON CONFLICT (one) DO UPDATE SET owner = excluded.owner,
     expires_seconds = excluded.expires_seconds WHERE owner = excluded.owner OR expires_seconds < ?
 """
+"""Takes or renews the hold, unless another owner has one that has not expired. The last parameter is the time now."""
 
 
 class SqliteLetters(LetterBox):
@@ -71,16 +76,16 @@ class SqliteLetters(LetterBox):
             warning = check_place(self.path, file_system(self.path.parent))
         except LeaseStoreInvalidError as error:
             raise DeadLetterError(str(error), code="unusable") from None
-        await self._execute("SELECT count(*) FROM hold", create=True)
+        await self._execute("SELECT count(*) FROM hold", create=True)  # creates the file, or checks the one that exists
         return [] if warning is None else [warning]
 
     async def write(self, letter: Letter) -> None:
-        # SQLite refuses half of a surrogate pair. The body has the original key.
-        key = letter.partition_key and valid_text(letter.partition_key)
+        # SQLite refuses text with a lone surrogate. The body has the original key.
+        partition_key = None if letter.partition_key is None else valid_text(letter.partition_key)
         await self._execute(
-            _WRITE, letter.idempotency_key, stream_order(letter), letter.app, letter.stream, key, letter.fingerprint,
-            letter.error_type, letter.written_seconds, letter.redrive_count, encode_letter(letter).decode(),
-            create=True,
+            _WRITE, letter.idempotency_key, stream_order(letter), letter.app, letter.stream, partition_key,
+            letter.fingerprint, letter.error_type, letter.written_seconds, letter.redrive_count,
+            encode_letter(letter).decode(), create=True,
         )  # fmt: skip
 
     async def count(self) -> int:
@@ -89,21 +94,23 @@ class SqliteLetters(LetterBox):
 
     async def hold(self, owner: str) -> None:
         now = time.time()
-        given = (owner, now + HOLD_SECONDS, now)
+        parameters = (owner, now + HOLD_SECONDS, now)
 
         def take(connection: sqlite3.Connection) -> tuple[str, float]:
-            connection.execute(_HOLD, given)
+            connection.execute(_HOLD, parameters)
             row: tuple[str, float] = connection.execute("SELECT owner, expires_seconds FROM hold").fetchone()
             return row
 
-        held_by, until = await self._run(take)
-        if held_by != owner:
+        holder, expires_seconds = await self._run(take)
+        if holder != owner:
             raise DeadLetterError(
-                f"{self} is being redriven by {held_by}", code="locked", advice=f"wait, at most {until - now:.0f} s"
+                f"{self} is being redriven by {holder}",
+                code="locked",
+                advice=f"wait until it has ended; if it was killed, for {expires_seconds - now:.0f} s",
             )
         self._owner = owner
 
-    async def let_go(self) -> None:
+    async def release(self) -> None:
         owner, self._owner = self._owner, None
         if owner is not None:
             await self._execute("DELETE FROM hold WHERE owner = ?", owner)
@@ -115,13 +122,13 @@ class SqliteLetters(LetterBox):
             SELECT stream_order, idempotency_key, body FROM letters WHERE (stream_order, idempotency_key) > (?, ?)
             ORDER BY stream_order, idempotency_key LIMIT ?
         """
-        while rows := await self._execute(query, *after, PAGE):
-            for order, key, body in rows:
-                after = (order, key)
+        while rows := await self._execute(query, *after, PAGE_ROWS):
+            for order, idempotency_key, body in rows:
+                after = (order, idempotency_key)
                 try:
-                    yield StoredLetter(decode_letter(body), key)
+                    yield StoredLetter(decode_letter(body), idempotency_key)
                 except CodecError as error:
-                    self.unreadable.append(f"row {key}: {error}")
+                    self.unreadable.append(f"row {idempotency_key}: {error}")
 
     async def begin(self, stored: StoredLetter, letter: Letter) -> StoredLetter:
         await self.replace(stored, letter)
@@ -140,18 +147,20 @@ class SqliteLetters(LetterBox):
             await asyncio.wrap_future(self._thread.submit(self._disconnect))
             self._thread.shutdown(wait=False)
 
-    async def _execute(self, query: str, *given: object, create: bool = False) -> list[Any]:
-        """One statement in a transaction of its own; returns its rows."""
-        return await self._run(lambda connection: connection.execute(query, given).fetchall(), create=create)
+    async def _execute(self, query: str, *parameters: object, create: bool = False) -> list[Any]:
+        """Runs one statement in its own transaction; returns its rows."""
+        return await self._run(lambda connection: connection.execute(query, parameters).fetchall(), create=create)
 
     async def _run(self, work: Callable[[sqlite3.Connection], T], *, create: bool = False) -> T:
+        """Runs `work` on the thread, in a transaction. `create`: creates the file if there is none."""
         if self._is_closed:
             raise UsageError(f"{self} is closed")
-        return await asyncio.wrap_future(self._thread.submit(self._translated, work, create=create))
+        return await asyncio.wrap_future(self._thread.submit(self._transact, work, create=create))
 
     # On the thread
 
-    def _translated(self, work: Callable[[sqlite3.Connection], T], *, create: bool) -> T:
+    def _transact(self, work: Callable[[sqlite3.Connection], T], *, create: bool) -> T:
+        """Runs `work` in a transaction. Errors of SQLite become `DeadLetterError`."""
         try:
             connection = self._connect(create=create)
             connection.execute("BEGIN IMMEDIATE")
@@ -176,7 +185,8 @@ class SqliteLetters(LetterBox):
     def _connect(self, *, create: bool) -> sqlite3.Connection:
         if self._connection is not None and self.path.exists():
             return self._connection
-        self._disconnect()  # creates a removed file again, which is safe: it held only letters
+        # If the file was removed, it may be created again: it had nothing but letters.
+        self._disconnect()
         if not self.path.parent.is_dir():
             raise DeadLetterError(f"{self}: its folder does not exist", code="missing", advice="create it")
         if not create and not self.path.exists():
@@ -191,20 +201,22 @@ class SqliteLetters(LetterBox):
         return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
+        """Creates the tables in an empty file. Raises if the file is not ours, or of another version."""
         use_write_ahead_log(connection, _BUSY_SECONDS)
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("BEGIN IMMEDIATE")
-        (kind,) = connection.execute("PRAGMA application_id").fetchone()
+        (application_id,) = connection.execute("PRAGMA application_id").fetchone()
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if not tables:
+        (table_count,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if not table_count:
             for statement in _TABLES:
                 connection.execute(statement)
             connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {_VERSION}")
-        elif kind != _APPLICATION_ID:
-            raise DeadLetterError(f"{self.path} is not a file of dead letters", code="unusable",
-                                  advice="name another file")  # fmt: skip
+        elif application_id != _APPLICATION_ID:
+            raise DeadLetterError(
+                f"{self.path} is not a file of dead letters", code="unusable", advice="name another file"
+            )
         elif version != _VERSION:
             raise DeadLetterError(f"{self.path} was written by a newer version", code="unusable", advice="upgrade")
         connection.execute("COMMIT")

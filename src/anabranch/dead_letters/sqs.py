@@ -101,7 +101,7 @@ class SqsLetters:
             with suppress(DeadLetterError):  # messages that become visible meanwhile are recognised
                 await self.hold("")
 
-    async def let_go(self) -> None:
+    async def release(self) -> None:
         await self._change_visibility(0)
         self._receipts.clear()
 

@@ -6,11 +6,12 @@
 | "key"   | one per partition key                    | the previous record of its partition key       |
 | "none"  | any number                               | nothing                                        |
 
-A runner is a task that calls the handler, so there are never more running records than runners. A lane pulls records
-from its window in stream order, enters each in the tracker, and hands it out by `next`. With order "key", a record
-whose key is busy is held back while records of other keys pass. Three limits bound this: open keys (rule M1), bytes
-held back (D6), and bytes that would be read again after a failover (M3). A record that waits for a retry blocks its key
-(or its shard), but not its runner.
+The runners, which are the tasks that call the handler, limit this further: each has one record at a time.
+
+A lane pulls records from its window in stream order, enters each in the tracker, and hands it out by `next`. With order
+"key", a record whose key is busy is held back while records of other keys pass. Three limits bound this: open keys
+(rule M1), bytes held back (D6), and bytes that would be read again after a failover (M3). A record that waits for a
+retry blocks its key (or its shard), but not its runner.
 
 Lanes do not know handlers, leases or clocks: the caller passes the time as `now_ms`.
 """

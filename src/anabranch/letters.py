@@ -20,7 +20,7 @@ from anabranch.records import Record
 
 SCHEMA_VERSION: Final = 1
 
-_FRAMES_MAX: Final = 8  # the innermost ones say where it failed; the outer ones are ours
+_FRAMES_MAX: Final = 8  # the innermost frames, which say where it failed
 _VARYING_TEXT = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-fA-F]+|\d+")  # differs between two failures of the same kind
 
 

@@ -15,7 +15,7 @@ from anabranch._core.reading.service_time import ServiceClock
 from anabranch._core.session import Session
 from anabranch._engine.dead_lettering import DeadLettering
 from anabranch._engine.fanout_reader import Reader
-from anabranch._engine.handler_calls import place_in
+from anabranch._engine.handler_calls import describe_stack
 from anabranch._engine.work_queue import Processor
 from anabranch._model.leases import ShardStatus, SubscriptionStatus
 from anabranch._model.streams import Position
@@ -89,7 +89,7 @@ class _HandlerState:
             partition_key=partition_key,
             seconds=seconds,
             children_wait=children_wait,
-            at=place_in(self.processor.stack_of(running)),
+            at=describe_stack(self.processor.stack_of(running)),
         )
 
 

@@ -67,7 +67,7 @@ class BackgroundTask:
             return
         loop = self._task.get_loop()
         if not loop.is_running():
-            raise UsageError("the event loop of this run is not running: call stop() on that loop")
+            raise UsageError("the consumer's event loop is not running: await its stop() on that loop")
         with suppress(RuntimeError):  # the loop was just closed, which ended the task
             loop.call_soon_threadsafe(callback)
 

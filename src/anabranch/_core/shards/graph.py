@@ -217,7 +217,7 @@ def creation_order(shard: Shard) -> tuple[int, str]:
     return (shard.starting_sequence_number, shard.shard_id)
 
 
-_NEVER_READ: Final = float("-inf")
+_UNKNOWN_TIME: Final = float("-inf")
 
 
 def unread_since(
@@ -234,19 +234,19 @@ def unread_since(
     - Rows of later shards do not count, even if they were read before a shard that was found late.
     """
     own = graph.hash_key_range(shard_id)
-    before = sorted(ancestors_by_keys(graph, shard_id, rows), key=_seen_through, reverse=True)
-    if own is None or not before:
+    earlier_rows = sorted(ancestors_by_keys(graph, shard_id, rows), key=_seen_through, reverse=True)
+    if own is None or not earlier_rows:
         return None
     parents = (parent for parent in _listed_parents(graph, shard_id) if parent in with_rows)
     covered = [keys for parent in parents if (keys := graph.hash_key_range(parent)) is not None]
-    since = _seen_through(before[0])
+    since = _seen_through(earlier_rows[0])
     uncovered = gaps(covered, own)
-    for row in before:  # the latest time first, so the last row that covers new hash keys has the earliest time
+    for row in earlier_rows:  # latest time first, so the last row that covers new hash keys has the earliest time
         assert row.hash_key_range is not None, "ancestors_by_keys returns only rows with a range"
         covered.append(row.hash_key_range)
         if (still_uncovered := gaps(covered, own)) != uncovered:
             since, uncovered = _seen_through(row), still_uncovered
-    return since if since > _NEVER_READ else None
+    return since if since > _UNKNOWN_TIME else None
 
 
 def opened_after_horizon(
@@ -267,7 +267,7 @@ def opened_after_horizon(
 
 def _seen_through(row: LeaseRow) -> float:
     seen_through_seconds = row.checkpoint.seen_through_seconds
-    return _NEVER_READ if seen_through_seconds is None else seen_through_seconds
+    return _UNKNOWN_TIME if seen_through_seconds is None else seen_through_seconds
 
 
 def _listed_parents(graph: ShardGraph, shard_id: str) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ class NoJitter(random.Random):
 
 
 def make_pace(**limits):
+    """A shard that may be read from the time 1000 on."""
     return Pace(PaceLimits(**limits), 1000)
 
 

@@ -215,9 +215,8 @@ class Network:
                 self._later(delay, self._arrive, process, service, request)
         else:
             on_trouble()
-        timer = self._loop.call_later(
-            self._random.uniform(*_TIMEOUT_SECONDS), self._deliver, answer, None, timeout_error
-        )
+        timeout_seconds = self._random.uniform(*_TIMEOUT_SECONDS)
+        timer = self._loop.call_later(timeout_seconds, self._deliver, answer, None, timeout_error)
         try:
             return await answer
         finally:
@@ -231,6 +230,7 @@ class Network:
         answer: "asyncio.Future[Any] | None" = None,
         on_trouble: Callable[[], None] = lambda: None,
     ) -> None:
+        """The request takes effect at the service. `answer` is None for a repeated request: its answer goes nowhere."""
         if self.is_closed or self._is_cut(process, service):
             on_trouble()
             return

@@ -25,7 +25,7 @@ class ServerAtHand:
         self._ahead_ms = 0
 
     def call(self, operation, **request):
-        now_ms = self._kinesis._clock.now_ms() + self._ahead_ms
+        now_ms = self._kinesis._now_ms() + self._ahead_ms
         return self._kinesis.state.call(operation, {"StreamName": "orders"} | request, now_ms=now_ms)
 
     def scale(self, shard_count):
@@ -33,7 +33,7 @@ class ServerAtHand:
 
     def read(self, operation, **request):
         self._ahead_ms += 10_000  # nothing is written any more: beyond the limits of reading
-        return self._kinesis.state.call(operation, request, now_ms=self._kinesis._clock.now_ms() + self._ahead_ms)
+        return self._kinesis.state.call(operation, request, now_ms=self._kinesis._now_ms() + self._ahead_ms)
 
     def numbers_by_key(self):
         """Each key's record numbers as a consumer is given them, repeats left out."""

@@ -52,7 +52,7 @@ class ServerThread:
         return self.run(self._call(operation, request))
 
     async def _call(self, operation, request):
-        return self.local.state.call(operation, request, now_ms=self.local._clock.now_ms())
+        return self.local.state.call(operation, request, now_ms=self.local._now_ms())
 
     def run(self, coroutine):
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(PATIENCE)

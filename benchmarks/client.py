@@ -1,7 +1,7 @@
 """What one call or one record costs the client in CPU, beside aiobotocore, over TLS.
 
 The server answers with prepared bytes and runs on another core, so that only the client is measured. Every row of the
-table has a bar: how many times less CPU than aiobotocore ours has to take in the same run.
+table has a target: how many times less CPU ours has to take than aiobotocore in the same run.
 """
 
 import asyncio
@@ -161,7 +161,7 @@ def main() -> None:
         os.environ["AWS_CA_BUNDLE"] = certificate
         stack = AsyncExitStack()
         over_http1, over_http2, peer = runner.run(open_all(stack, url, certificate))
-        for name, http2, units, unit, bar in ROWS:
+        for name, http2, units, unit, target in ROWS:
             mine, reference = (over_http2 if http2 else over_http1)[name], peer[name]
             figures = measure.compare(
                 {"anabranch": lambda mine=mine: runner.run(once(mine)),
@@ -172,7 +172,7 @@ def main() -> None:
             title = f"{name}, HTTP/{2 if http2 else 1.1}"
             measure.print_table(title, figures, unit=unit, reference="anabranch")
             ratio, (low, high) = figures["aiobotocore"].ratio, figures["aiobotocore"].ratio_spread
-            verdict = measure.bar(f"{title}: aiobotocore / ours", ratio, bar)
+            verdict = measure.target(f"{title}: aiobotocore / ours", ratio, target)
             verdicts.append(f"  {title:44}{ratio:6.1f} times less ({low:.1f} to {high:.1f}), {verdict}")
         runner.run(stack.aclose())
     print("\nTimes less CPU than aiobotocore\n" + "\n".join(verdicts))

@@ -71,7 +71,7 @@ class Shape(NamedTuple):
     records_a_page: int
     pages: int
     peer_pages: int
-    bars: dict[str, dict[str, float]]
+    targets: dict[str, dict[str, float]]
     """Times less CPU than a peer, by the way to consume; "" stands for all others."""
 
     def stream(self, pages: int) -> str:
@@ -406,9 +406,9 @@ def verdicts(shape: Shape, taken: dict[str, list[float]]) -> list[str]:
     for name in taken:
         figures = measure.figures_of(taken, reference=name)
         for peer in () if name in PEERS else [peer for peer in PEERS if peer in taken]:
-            times, (low, high), bars = figures[peer].ratio, figures[peer].ratio_spread, shape.bars.get(peer, {})
-            title, wanted = f"{shape.title}, {name}", bars.get(name, bars.get(""))
-            verdict = "" if wanted is None else ", " + measure.bar(f"{title}: {peer} / ours", times, wanted)
+            times, (low, high), targets = figures[peer].ratio, figures[peer].ratio_spread, shape.targets.get(peer, {})
+            title, wanted = f"{shape.title}, {name}", targets.get(name, targets.get(""))
+            verdict = "" if wanted is None else ", " + measure.target(f"{title}: {peer} / ours", times, wanted)
             lines.append(f"  {title:50}{times:6.1f} ({low:.1f} to {high:.1f}) times less than {peer}{verdict}")
     return lines
 

@@ -256,8 +256,8 @@ async def flow(kinesis, environment, folder):
         measure.value(f"{name}: put to handler, p99", p99, "ms")
         print(f"  {name:28}{cpu:14.1f}{p50:9.2f}{p99:9.1f}{found['count']:10}", flush=True)
     pushed, polled = medians["anabranch, fan-out"], medians["anabranch, polling"]
-    print(f"  p50 of fan-out: {measure.bar('put to handler, p50 in ms', pushed, 5.0, at_least=False)}")
-    ratio = measure.bar("put to handler, p50: fan-out / polling", pushed / polled, 0.1, at_least=False)
+    print(f"  p50 of fan-out: {measure.target('put to handler, p50 in ms', pushed, 5.0, at_least=False)}")
+    ratio = measure.target("put to handler, p50: fan-out / polling", pushed / polled, 0.1, at_least=False)
     print(f"  p50 of fan-out / p50 of polling: {pushed / polled:.3f}, {ratio}")
 
 
@@ -306,9 +306,9 @@ async def idle(environment, folder, stream, shards, *, with_threads):
         measure.value(f"{name}: {shards} idle shards", share, "% of a core")
         print(f"  {name:28}{share:8.2f} % of a core", flush=True)
         if shards >= 1_000:  # of fewer, the modules of the client are the most
-            verdict = measure.bar(f"{shards} idle shards, % of a core", share, 5.0, at_least=False)
+            verdict = measure.target(f"{shards} idle shards, % of a core", share, 5.0, at_least=False)
             print(f"  CPU: {verdict}")
-            verdict = measure.bar(f"{shards} idle shards, KB of memory each", grown, 100.0, at_least=False)
+            verdict = measure.target(f"{shards} idle shards, KB of memory each", grown, 100.0, at_least=False)
             print(f"  memory: {grown:.0f} KB each, {verdict}")
 
 
@@ -333,7 +333,7 @@ async def restart(kinesis, environment, folder):
         measure.value(f"{name}: lost in a restart, of {count}", lost, "records")
         print(f"  {name:28}lost {lost} of {count}, repeated {repeated}", flush=True)
         if name == "anabranch, fan-out":
-            print(f"  {measure.bar('records lost in a restart', lost, 0, at_least=False)}")
+            print(f"  {measure.target('records lost in a restart', lost, 0, at_least=False)}")
 
 
 async def flood(kinesis, environment, folder):
@@ -350,7 +350,7 @@ async def flood(kinesis, environment, folder):
     found = await candidate.stop()
     grown = (found["peak"] - ready["rss_before"]) / (1 << 20)
     handled = f"{found['count']} of {FLOOD_RECORDS} records handled"
-    verdict = measure.bar("flood: MiB more at the peak, with a budget of 64", grown, FLOOD_MIB_MAX, at_least=False)
+    verdict = measure.target("flood: MiB more at the peak, with a budget of 64", grown, FLOOD_MIB_MAX, at_least=False)
     print(f"  {'anabranch, fan-out':28}{grown:.0f} MiB more at the peak, {handled}; {verdict}")
 
 

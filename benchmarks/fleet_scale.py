@@ -39,7 +39,7 @@ from anabranch.limits import HASH_KEY_MAX
 from anabranch.stores.dynamodb import DynamoDbLeaseStore
 from anabranch.testing.loop import SimulationLoop, run
 from anabranch.testing.world.processes import SimulatedClock
-from measure import bar
+from measure import target
 from memory_dynamodb import MemoryClients, MemoryDynamoDb
 
 STREAM_KEY = "123456789012:orders:1700000000"
@@ -299,7 +299,7 @@ async def simulate(world: World, workers: int) -> None:
     if (workers, world.shards) == BARS_FOR:
         for name, seconds in balanced.items():
             title = f"{workers} workers, {world.shards} shards: seconds until balanced, {name}"
-            print(f"  {name:14}{seconds:6.1f} s, {bar(title, seconds, BALANCED_SECONDS_MAX[name], at_least=False)}")
+            print(f"  {name:14}{seconds:6.1f} s, {target(title, seconds, BALANCED_SECONDS_MAX[name], at_least=False)}")
 
 
 async def count(world: World, workers: int, *, busy: bool) -> tuple[float, float, float]:

@@ -16,7 +16,7 @@ import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from measure import bar, value
+from measure import target, value
 
 ROUNDS = 7
 ROUND_SECONDS = 0.5
@@ -168,7 +168,7 @@ def report(title, rounds):
         print(f"  {name:12}{median:14.1f} ({low:.1f} to {high:.1f})".ljust(46) + f"{cpu:20.2f}")
     ratios = [ours / theirs for (ours, _), (theirs, _) in zip(rounds["anabranch"], rounds["moto"], strict=True)]
     low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
-    verdict = bar(f"{title}: anabranch / moto, calls a second", median, GOAL)
+    verdict = target(f"{title}: anabranch / moto, calls a second", median, GOAL)
     print(f"  anabranch does {median:.1f} times moto's calls ({low:.1f} to {high:.1f}); {verdict}")
 
 

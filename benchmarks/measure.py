@@ -73,15 +73,15 @@ def record(kind: str, **members: object) -> None:
 
 
 def value(name: str, amount: float, unit: str) -> None:
-    """A figure that is no CPU time of a unit."""
+    """Records a figure that is not CPU time per unit, and has no target."""
     record("value", name=name, value=round(amount, 3), unit=unit)
 
 
-def bar(name: str, value: float, wanted: float, *, at_least: bool = True) -> str:
-    """What a bar asks for, and whether it is met; for the end of a line."""
+def target(name: str, value: float, wanted: float, *, at_least: bool = True) -> str:
+    """Records a result that has a target. Returns the target and whether it is met, for the end of a line."""
     met = value >= wanted if at_least else value <= wanted
-    record("bar", name=name, value=round(value, 3), wanted=wanted, at_least=at_least, met=met)
-    return f"bar: at {'least' if at_least else 'most'} {wanted:g}, {'holds' if met else 'FALLS SHORT'}"
+    record("target", name=name, value=round(value, 3), wanted=wanted, at_least=at_least, met=met)
+    return f"target: at {'least' if at_least else 'most'} {wanted:g}, {'met' if met else 'MISSED'}"
 
 
 def _repeats(call: Callable[[], object]) -> int:

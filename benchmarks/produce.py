@@ -1,7 +1,7 @@
 """What one 100-byte record costs a producer in CPU, until it is acknowledged, beside aiokpl and async-kinesis.
 
 The server is the local Kinesis in a process of its own, on another core: 16 shards, limits off, plain HTTP for
-everybody. Peers aggregate in KPL's format too; their rate limits are raised out of the way. Every row has a bar,
+everybody. Peers aggregate in KPL's format too; their rate limits are raised out of the way. Every row has a target,
 and the last lines say which hold. Latency is wall time: a put on an idle producer, in round trips of a bare
 PutRecords call by the same client. So is throttling: records that go alone while the server refuses some of them at
 random, in times of the same without refusals; the order of each key is checked.
@@ -228,7 +228,7 @@ def main():
     def ratio(slow, fast):
         return statistics.median(a / b for a, b in zip(times[slow], times[fast], strict=True))
 
-    bars = [
+    targets = [
         ("aiokpl / ours, every delivery awaited", ratio("aiokpl, awaited", "in order, awaited"), 25, True),
         ("async-kinesis KPL / ours, failures only", ratio("async-kinesis KPL", "in order, flushed"), 2, True),
         # Its KPL mode writes every record under one key of its own and takes none from the user.
@@ -240,8 +240,8 @@ def main():
         (f"idle put / bare call of {bare * 1e3:.2f} ms", put / bare, 1.3, False),
     ]
     print()
-    for name, value, bar, is_least in bars:
-        print(f"  {name:44}{value:8.2f}   {measure.bar(name.strip(), value, bar, at_least=is_least)}")
+    for name, value, target, is_least in targets:
+        print(f"  {name:44}{value:8.2f}   {measure.target(name.strip(), value, target, at_least=is_least)}")
 
 
 if __name__ == "__main__":

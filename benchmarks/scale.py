@@ -41,7 +41,7 @@ POLLS = 30_000
 ROUNDS = 3
 """The smallest figure of each counts: others show what else ran on the machine."""
 RATIO_MAX = 1.3
-"""The bar: the cost at 5,000 shards against that at 100."""
+"""The target for the cost at 5,000 shards divided by that at 100."""
 BEGAN_MS = 1_700_000_000_000
 DATA = b"x" * 100
 NO_PACE = PaceLimits(share=50)
@@ -219,7 +219,7 @@ def main() -> None:
         print(f"{count:>8} {idle:>16} {record:>18} {commit:>8.1f} {busy:>16}")
     for name, cost in costs.items():
         ratio = cost[5_000][0] / cost[100][0]
-        verdict = figures.bar(f"{name} shards: 5,000 / 100 of them", ratio, RATIO_MAX, at_least=False)
+        verdict = figures.target(f"{name} shards: 5,000 / 100 of them", ratio, RATIO_MAX, at_least=False)
         print(f"{name}: 5,000 shards cost {ratio:.2f} times as much per shard as 100; {verdict}")
 
 

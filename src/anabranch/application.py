@@ -15,7 +15,7 @@ from typing import Final, Self
 
 from msgspec.structs import replace
 
-from anabranch._core.leases.commands import RESUME, SEEN_STOP, SKIP, apply_to_row, stop_id
+from anabranch._core.leases.commands import RESUME, SKIP, STOP_ID_ARGUMENT, apply_to_row, stop_id
 from anabranch._core.leases.status import (
     WATCH_RENEWED_EVERY_MS,
     WATCHED_STATUS_EVERY_MS,
@@ -248,11 +248,13 @@ class Application:
             raise UsageError(f"{shard_id} is finished: there is nothing to {action}")
         if action == RESUME and lease.stopped is None:
             raise UsageError(f"{shard_id} is not stopped: there is nothing to resume")
+        if lease.stopped is not None:
+            arguments = {**arguments, STOP_ID_ARGUMENT: stop_id(lease.stopped)}
         command = ControlRow(
             command_id=secrets.token_hex(8),
             action=action,
             key=lease.key,
-            arguments=arguments | {SEEN_STOP: stop_id(lease.stopped)} if lease.stopped is not None else arguments,
+            arguments=arguments,
             requested_by=_requester(),
             requested_wall_ms=self._clock.wall_ms(),
         )

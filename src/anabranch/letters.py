@@ -1,7 +1,7 @@
 """A dead letter: one record that could not be handled, why, and its JSON form.
 
-Its idempotency key depends on the record alone, so a letter that is written twice is one letter. `dead_letters` stores
-letters.
+Its idempotency key depends only on the record and the application, so two copies of a letter are recognised as one.
+The package `dead_letters` stores letters.
 """
 
 import hashlib
@@ -20,12 +20,12 @@ from anabranch.records import Record
 
 SCHEMA_VERSION: Final = 1
 
-_FRAMES_MAX: Final = 8  # the innermost ones say where it failed; the outer ones are ours
-_VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-fA-F]+|\d+")  # what differs between two failures of one kind
+_FRAMES_MAX: Final = 8  # the innermost frames, which say where it failed
+_VARYING_TEXT = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-fA-F]+|\d+")  # differs between two failures of the same kind
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """What a handler raised. After a change of owner only type, fingerprint and number of attempts are known."""
+    """What a handler raised. After failover, the new owner knows only the type and the fingerprint."""
 
     error_type: str
     message: str = ""
@@ -68,18 +68,20 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
     attempted_seconds: tuple[float, ...] = ()
     """When those calls started, as far as known: a new owner knows only their number."""
     written_seconds: float
-    """When the letter was made."""
+    """When the letter was created."""
     recovered: bool = False
-    """Whether a new owner wrote it after the last one crashed during the write. It has no message and no stack."""
+    """Whether a new owner repeated the write, because the last owner crashed before it was done. Such a letter has no
+    message and no stack.
+    """
     redrive_count: int = 0
-    """How often it was redriven, and failed again."""
+    """How many redrives of it have failed."""
     redrives_cut_off: int = 0
-    """How many redrives have died since then while they delivered it."""
+    """How many redrives have crashed in its delivery since the last one that failed."""
     overflow: str | None = None
-    """Where the whole letter is, if it was too large for its destination."""
+    """The URL of the whole letter, if it was too large for its destination."""
     schema_version: int = SCHEMA_VERSION
     extra: dict[str, Any] | None = None
-    """Fields that a newer version wrote. They are kept."""
+    """Fields that only a newer version knows. They are kept when the letter is written again."""
 
     @property
     def place(self) -> str:
@@ -107,7 +109,7 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
 def idempotency_key(
     app: str, stream: str, stream_created_seconds: float, shard_id: str, sequence_number: str, sub_sequence_number: int
 ) -> str:
-    """Creation times count in whole seconds: not every store and service keeps their fractions."""
+    """The creation time counts in whole seconds, because some stores and services drop the fraction."""
     parts = [app, stream, int(stream_created_seconds), shard_id, sequence_number, sub_sequence_number]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -151,7 +153,9 @@ def make_letter(
 
 
 def stream_order(letter: Letter) -> str:
-    """Sorts letters as their records in the stream, also by key: sequence numbers grow from parents to children."""
+    """A sort key: the order of the records in the stream, also across resharding. The sequence numbers of a child shard
+    are larger than those of its parents.
+    """
     created = int(letter.stream_created_seconds)
     return f"{letter.stream}/{created:012d}/{int(letter.sequence_number):060d}.{letter.sub_sequence_number + 1:09d}"
 
@@ -165,7 +169,7 @@ def fingerprint(error: BaseException) -> str:
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     names = [f"{frame.f_globals.get('__name__', '?')}.{frame.f_code.co_qualname}" for frame in frames]
     functions = [name for name in names if not name.startswith("anabranch.")][-_FRAMES_MAX:]
-    identity = functions or [_VARYING.sub("#", _message(error))]
+    identity = functions or [_VARYING_TEXT.sub("#", _message(error))]
     return hashlib.sha256(json.dumps([_type_name(error), *identity]).encode()).hexdigest()[:16]
 
 
@@ -189,11 +193,11 @@ def _stack(error: BaseException) -> str:
 
 
 def valid_text(text: str) -> str:
-    """Handlers can raise anything. Text that is not Unicode could not be stored or printed."""
+    """Escapes lone surrogates: the text of an exception may have some, and they cannot be stored or printed."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-# The JSON form: ASCII, so that every destination takes it as it is
+# The JSON form: ASCII, so that every destination accepts it unchanged
 
 
 def encode_letter(letter: Letter) -> bytes:
@@ -214,8 +218,8 @@ def decode_letter(body: bytes | str) -> Letter:
             known["payload"] = b64decode(known["payload"], validate=True)
         extra = {name: value for name, value in fields.items() if name not in known}
         letter = msgspec.convert({**known, "extra": extra or None}, Letter)
-        int(letter.sequence_number)  # letters are sorted by it
-        json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()  # no infinite number, no half character
+        int(letter.sequence_number)  # raises if `stream_order` would
+        json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()  # raises for NaN, infinity and lone surrogates
     except (ValueError, TypeError, AttributeError, RecursionError, msgspec.ValidationError) as error:
         raise CodecError(f"this is not a dead letter of anabranch: {error}") from error
     return letter

@@ -95,7 +95,7 @@ def listing(graph, closed_before=()):
 def made(graph, leased, origin, closed_before=()):
     rows = [row(number) for number in leased]
     scope = {shard.shard_id: shard for shard in listing(graph, closed_before)}
-    known = ShardGraph().united(shards=graph.values(), rows=rows)
+    known = ShardGraph().extended(shards=graph.values(), rows=rows)
     return missing_leases(stream(origin), known, scope, rows)
 
 
@@ -312,7 +312,7 @@ def test_the_case_that_kcl_has_disabled_a_hole_beside_a_late_lease_does_not_rest
 
 # 70 to 84: the walk, the calls, the retries
 def test_cases_70_to_73_descent_is_by_known_parents_only():
-    graph = ShardGraph().united(shards=A.values())
+    graph = ShardGraph().extended(shards=A.values())
     assert graph.ancestors([]) == {}
     assert graph.descendants(["shardId-000000000099"]) == {}
     assert shard_name(8) in graph.descendants([shard_name(3)])
@@ -372,7 +372,7 @@ def test_holes_in_the_hash_space_are_found(situation, ranges, covered):
 def test_a_finished_shard_whose_child_lost_its_row_leads_to_the_child_again():
     # A row deleted by hand comes back with the next listing; KCL waits for three of them, two minutes apart.
     rows = [row(0, finish=Finish("end", (shard_name(2),))), row(1, finish=Finish("end", (shard_name(2),)))]
-    known = ShardGraph().united(shards=B.values(), rows=rows)
+    known = ShardGraph().extended(shards=B.values(), rows=rows)
     scope = {shard.shard_id: shard for shard in B.values()}
     (child,) = missing_leases(stream(X), known, scope, rows)
     assert child.key.shard_id == shard_name(2)

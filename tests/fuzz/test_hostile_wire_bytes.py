@@ -25,7 +25,7 @@ from anabranch._wire.bodies import (
     decode_subscribe_to_shard_event,
     decode_subscription_message,
 )
-from anabranch._wire.event_stream import MessageDecoder, encode_message, frame
+from anabranch._wire.event_stream import MessageDecoder, encode_frame, encode_message
 from anabranch.errors import CodecError
 from anabranch.local import cbor
 
@@ -113,7 +113,7 @@ def test_a_damaged_stream_is_read_or_refused(pieces) -> None:
 @given(st.binary(max_size=60), damaged(BODIES))
 def test_hostile_headers_with_right_checksums_are_read_or_refused(block, payload) -> None:
     def read() -> None:
-        for message in MessageDecoder().feed(frame(block, payload)):
+        for message in MessageDecoder().feed(encode_frame(block, payload)):
             decode_subscription_message(message)
 
     returns_or_refuses(read)

@@ -92,14 +92,16 @@ class Fleet:
         return {row.key: row for row in self.rows.values()}
 
     def list(self):
-        self.graph = self.graph.united(shards=self.history.listing())
+        self.graph = self.graph.extended(shards=self.history.listing())
 
     def scope(self):
         return {shard.shard_id: shard for shard in self.history.listing(self.since)}
 
     def glance(self):
         """A listing put together from pages of two instants: any shard may be missing from it."""
-        self.graph = self.graph.united(shards=[shard for shard in self.history.listing() if self.random.random() < 0.6])
+        self.graph = self.graph.extended(
+            shards=[shard for shard in self.history.listing() if self.random.random() < 0.6]
+        )
 
     def may_start(self):
         return [
@@ -140,13 +142,13 @@ class Fleet:
         row = self.rows[shard_id]
         self.glance()
         if self.random.random() < 0.7:  # ChildShards came with the last read
-            self.graph = self.graph.united(child_shards=self.history.child_shards(shard_id))
+            self.graph = self.graph.extended(child_shards=self.history.child_shards(shard_id))
         rows = list(self.rows.values())
-        graph = self.graph.united(rows=rows)
+        graph = self.graph.extended(rows=rows)
         end = plan_end(row, graph, None, rows)
         if end is None:
             self.list()
-            end = plan_end(row, self.graph.united(rows=rows), self.scope(), rows)
+            end = plan_end(row, self.graph.extended(rows=rows), self.scope(), rows)
         if end is None:  # the children themselves are gone from the listing: the next read says NotFound
             assert any(self.history.is_gone(child.shard_id) for child in self.history.child_shards(shard_id))
             return
@@ -163,7 +165,7 @@ class Fleet:
         self.rows[shard_id] = row = replace(row, epoch=row.epoch + 1)
         self.list()
         rows = list(self.rows.values())
-        self.perform(shard_id, plan_trimmed(self.stream, row, self.graph.united(rows=rows), self.scope(), rows))
+        self.perform(shard_id, plan_trimmed(self.stream, row, self.graph.extended(rows=rows), self.scope(), rows))
 
     def perform(self, shard_id, end: ShardEnd):
         for row in end.rows:
@@ -187,7 +189,7 @@ class Fleet:
 
     def audit(self):
         rows = list(self.rows.values())
-        graph = self.graph.united(shards=self.history.listing(), rows=rows)
+        graph = self.graph.extended(shards=self.history.listing(), rows=rows)
         missing = missing_leases(self.stream, graph, self.scope(), rows)
         if not self.history.horizon:
             assert missing == (), "without trimming, every shard is accounted for at every moment"
@@ -271,7 +273,7 @@ def test_rows_that_a_hand_deleted_are_made_again_and_nothing_else(random, reshar
     rows = list(fleet.rows.values())
     listing = fleet.history.listing(fleet.since)
     scope = {shard.shard_id: shard for shard in listing}
-    graph = ShardGraph().united(shards=fleet.history.listing(), rows=rows)
+    graph = ShardGraph().extended(shards=fleet.history.listing(), rows=rows)
     made = missing_leases(fleet.stream, graph, scope, rows)
     ids = [row.key.shard_id for row in made]
     assert not set(ids) & set(fleet.rows)

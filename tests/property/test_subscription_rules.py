@@ -1,10 +1,10 @@
-"""Whatever happens to a subscription: it never calls too often, never goes back, and never waits for nothing."""
+"""The laws of a subscription, whatever happens to it: it does not call too often, skips no record, and tries again."""
 
 from random import Random
 
 from hypothesis import given, strategies as st
 
-from anabranch._core.reading.subscription import CALL_EVERY_MS, POLLED_MS, Subscription
+from anabranch._core.reading.subscription import CALL_EVERY_MS, JITTER, POLLED_MS, Subscription
 from anabranch._model.streams import TRIM_HORIZON, Position, StartingPosition, after_sequence_number
 
 OUTCOMES = [
@@ -21,18 +21,20 @@ STEPS = st.lists(
 
 
 class World:
-    """Drives a subscription as the reader does. `records` is what is in the shard, `read` what the session has."""
+    """Drives a subscription as the reader does."""
 
     def __init__(self):
         self.now_ms = 0
         self.subscription = Subscription("billing", 0)
         self.calls = []
+        """The times of the SubscribeToShard calls."""
         self.read = None
+        """The position of the last record that was read."""
         self.cursor = 0
-        """Where the service is in the present subscription."""
+        """The sequence number up to which the service has sent records in this subscription."""
 
-    def go_on(self):
-        """Does what the reader would do next, so that the subscription is requested or accepted."""
+    def act_as_reader(self):
+        """Does what the reader would do next to get an active subscription, and waits for it if necessary."""
         subscription = self.subscription
         if subscription.is_due:
             self.now_ms = max(self.now_ms, subscription.due_at_ms)
@@ -42,7 +44,7 @@ class World:
                 self.read, after_sequence_number(self.read.sequence_number) if self.read else TRIM_HORIZON, TRIM_HORIZON
             )
             self.cursor = 0 if position.type == "TRIM_HORIZON" else int(position.sequence_number)
-            assert self.cursor <= (self.read.sequence_number if self.read else 0) + 100, "it would skip records"
+            assert self.cursor <= (self.read.sequence_number if self.read else 0), "it would skip records"
         elif subscription.state == "taken_over":
             self.now_ms += 1
             assert subscription.prove(self.now_ms, self.now_ms)
@@ -61,7 +63,7 @@ class World:
             case "accept" if subscription.state in {"subscribing", "probing"}:
                 subscription.accept(self.now_ms)
             case "event" if subscription.state == "active":
-                """The event holds every record after the cursor; its continuation is the last of them."""
+                # The event has the next records after the cursor. Its continuation is the last of them.
                 last = self.cursor + argument
                 if self.read is None or last > self.read.sequence_number:
                     self.read = Position(last)
@@ -79,16 +81,16 @@ class World:
 def test_the_service_is_called_at_most_once_a_second(steps):
     world = World()
     for step in steps:
-        world.go_on()
+        world.act_as_reader()
         world.perform(*step)
     assert all(later - earlier >= CALL_EVERY_MS for earlier, later in zip(world.calls, world.calls[1:], strict=False))
 
 
 @given(STEPS)
-def test_the_next_subscription_starts_at_or_before_what_was_read(steps):
+def test_the_next_subscription_starts_after_the_last_record_read_or_at_the_checkpoint(steps):
     world = World()
     for step in steps:
-        world.go_on()
+        world.act_as_reader()
         world.perform(*step)
         subscription, read = world.subscription, world.read
         position = subscription.starting_position(
@@ -101,15 +103,15 @@ def test_the_next_subscription_starts_at_or_before_what_was_read(steps):
 
 
 @given(STEPS)
-def test_it_always_subscribes_again_within_five_minutes(steps):
+def test_a_shard_without_a_subscription_always_subscribes_again_within_five_minutes(steps):
     world = World()
     for step in steps:
-        world.go_on()
+        world.act_as_reader()
         world.perform(*step)
-    for _ in range(3):
+    for _ in range(3):  # two moves are enough from every state: to waiting, then to subscribing
         before_ms = world.now_ms
         if world.subscription.state in {"subscribing", "probing", "active"}:
             return
-        world.go_on()
-        assert world.now_ms - before_ms <= POLLED_MS * 1.1
+        world.act_as_reader()
+        assert world.now_ms - before_ms <= POLLED_MS * (1 + JITTER)
     assert world.subscription.state in {"subscribing", "probing"}

@@ -1,4 +1,4 @@
-"""The lag of a shard is the age of its oldest unfinished record (rule O4), and what a run counts."""
+"""The lag of a shard is the age of its oldest unfinished record (rule O4). And the counters of a run."""
 
 import asyncio
 
@@ -7,6 +7,9 @@ import pytest
 from anabranch import Retry
 
 from simulated_stream import run, stream_world, until
+
+HANDLING_SECONDS = 0.015
+"""How long the slow handlers and loops take for each record."""
 
 
 def measures(consumer):
@@ -19,7 +22,7 @@ def shard(consumer):
 
 @pytest.mark.parametrize("read", ["polling", "fanout"])
 @pytest.mark.parametrize("order", ["shard", "key"])
-def test_a_slow_handler_with_old_records_in_its_window_shows_their_age(order, read):
+def test_with_a_slow_handler_the_lag_is_the_age_of_the_records_that_were_read_and_wait(order, read):
     async def main():
         async with stream_world(1) as world:
             world.put(["a"] * 1_000)
@@ -30,12 +33,13 @@ def test_a_slow_handler_with_old_records_in_its_window_shows_their_age(order, re
 
             consumer = world.consumer(app="billing", leases="memory://", order=order, read=read)
             running = asyncio.create_task(consumer.run(slow))
-            await until(lambda: consumer.status().shards and shard(consumer).unfinished_count, "a record in hand")
+            await until(lambda: consumer.status().shards and shard(consumer).unfinished_count, "an unfinished record")
             await asyncio.sleep(5)
             state = shard(consumer)
             assert state.millis_behind_latest == 0  # everything was read
-            started = 305 if read == "polling" else 307.5  # a consumer is registered first, and subscribes in turn
-            assert state.lag == pytest.approx(started, abs=3)
+            # 300 s before the consumer started, and 5 s since. Fan-out has to register a consumer first.
+            age = 305 if read == "polling" else 307.5
+            assert state.lag == pytest.approx(age, abs=3)
             assert state.retention_left == pytest.approx(24 * 3600 - state.lag, abs=1.1)
             assert consumer.status().lag == state.lag
             await asyncio.sleep(50)
@@ -58,7 +62,7 @@ def test_a_shard_at_the_tip_has_no_lag_whatever_the_age_of_its_last_record(read)
             await until(
                 lambda: consumer.status().shards and shard(consumer).counters.handled_count == 3, "three records"
             )
-            for _ in range(100):  # also while nothing arrives for the whole time of a subscription
+            for _ in range(100):  # 500 s, longer than a subscription lasts
                 await asyncio.sleep(5)
                 assert (shard(consumer).lag, shard(consumer).millis_behind_latest) == (0, 0)
             await consumer.stop()
@@ -67,12 +71,12 @@ def test_a_shard_at_the_tip_has_no_lag_whatever_the_age_of_its_last_record(read)
     run(main, seconds=10_000)
 
 
-def test_a_shard_that_cannot_be_read_may_be_behind_by_that_time():
+def test_the_lag_grows_while_the_reads_of_a_shard_are_throttled():
     async def main():
         async with stream_world(1) as world:
             consumer = world.consumer(app="billing", leases="memory://")
             running = asyncio.create_task(consumer.run(lambda record: None))
-            await until(lambda: consumer.status().shards and shard(consumer).lag == 0, "a read")
+            await until(lambda: consumer.status().shards and shard(consumer).lag == 0, "the first read")
             world.kinesis.faults.on("GetRecords").throttle()
             await asyncio.sleep(30)
             assert shard(consumer).reason.code == "reads-throttled"
@@ -87,7 +91,7 @@ def test_a_shard_that_cannot_be_read_may_be_behind_by_that_time():
     run(main, seconds=10_000)
 
 
-def test_a_stopped_shard_is_behind_by_the_age_of_its_record():
+def test_the_lag_of_a_stopped_shard_is_the_age_of_the_record_that_failed():
     async def main():
         async with stream_world(1) as world:
             world.put("ab")
@@ -97,7 +101,9 @@ def test_a_stopped_shard_is_behind_by_the_age_of_its_record():
 
             consumer = world.consumer(app="billing", leases="memory://", on_failure=Retry(attempts=2, backoff=0.1))
             running = asyncio.create_task(consumer.run(fail))
-            await until(lambda: consumer.status().shards and shard(consumer).phase == "stopped", "the stop")
+            await until(
+                lambda: consumer.status().shards and shard(consumer).phase == "stopped", "the stop of the shard"
+            )
             counted = measures(consumer).counters
             assert (counted.failed_count, counted.retry_count, counted.handled_count) == (2, 1, 0)
             await asyncio.sleep(40)
@@ -108,38 +114,38 @@ def test_a_stopped_shard_is_behind_by_the_age_of_its_record():
     run(main, seconds=10_000)
 
 
-# what is counted
+# counters
 
 
 async def loop_over_records(consumer):
     async with consumer:
         async for _ in consumer:
-            await asyncio.sleep(0.015)
+            await asyncio.sleep(HANDLING_SECONDS)
 
 
 async def loop_over_batches(consumer):
     async with consumer:
         async for batch in consumer.batches():
-            await asyncio.sleep(0.015 * len(batch))
+            await asyncio.sleep(HANDLING_SECONDS * len(batch))
 
 
 async def acknowledge_each(consumer):
     async with consumer:
         async for record in consumer:
-            await asyncio.sleep(0.015)
+            await asyncio.sleep(HANDLING_SECONDS)
             consumer.ack(record)
 
 
 async def handle(record):
-    await asyncio.sleep(0.015)
+    await asyncio.sleep(HANDLING_SECONDS)
 
 
 async def handle_batch(batch):
-    await asyncio.sleep(0.015 * len(batch))
+    await asyncio.sleep(HANDLING_SECONDS * len(batch))
 
 
 @pytest.mark.parametrize(
-    "consume, options, calls",
+    "consume, options, call_count",
     [
         (lambda consumer: consumer.run(handle), {}, 40),
         (lambda consumer: consumer.run(handle), {"order": "key"}, 40),
@@ -150,22 +156,25 @@ async def handle_batch(batch):
     ],
     ids=["handler", "keys", "batches", "loop", "loop over batches", "manual"],
 )
-def test_every_way_to_consume_counts_records_bytes_and_times(consume, options, calls):
+def test_every_way_to_consume_counts_records_bytes_and_times(consume, options, call_count):
     async def main():
         async with stream_world(1) as world:
             world.put(["a"] * 40)
             consumer = world.consumer(app="billing", leases="memory://", **options)
             running = asyncio.create_task(consume(consumer))
-            await until(lambda: consumer.status().shards and measures(consumer).counters.committed_count == 40, "all")
+            await until(
+                lambda: consumer.status().shards and measures(consumer).counters.committed_count == 40, "all commits"
+            )
             found = measures(consumer)
-            counted, read_bytes = found.counters, sum(len(str(number)) + 1 for number in range(40))
+            counted = found.counters
+            read_bytes = sum(len(str(number)) + len("a") for number in range(40))  # the data and the partition keys
             assert (counted.read_count, counted.handled_count, counted.committed_count) == (40, 40, 40)
             assert (counted.read_bytes, counted.handled_bytes) == (read_bytes, read_bytes)
-            assert counted.calls.count == calls
-            assert counted.calls.total_ms == pytest.approx(600, abs=45)
+            assert counted.calls.count == call_count
+            assert counted.calls.total_ms == pytest.approx(40 * HANDLING_SECONDS * 1000, abs=45)
             assert found.store_calls.count > 3
             assert (found.lease_taken_count, found.store_failure_count) == (1, 0)
-            assert [shard.held_bytes for shard in found.shards] == [0]
+            assert [measured.held_bytes for measured in found.shards] == [0]
             assert found.shards[0].counters == counted
             await consumer.stop()
             await asyncio.gather(running, return_exceptions=True)
@@ -173,21 +182,23 @@ def test_every_way_to_consume_counts_records_bytes_and_times(consume, options, c
     run(main)
 
 
-def test_calls_that_never_wait_are_timed_as_well():
+def test_calls_of_a_handler_that_never_waits_are_timed_too():
     async def main():
         async with stream_world(1) as world:
             world.put(["a"] * 500)
             consumer = world.consumer(app="billing", leases="memory://")
             running = asyncio.create_task(consumer.run(lambda record: None))
-            await until(lambda: consumer.status().shards and measures(consumer).counters.committed_count == 500, "all")
-            assert measures(consumer).counters.calls.counts[0] == 500
+            await until(
+                lambda: consumer.status().shards and measures(consumer).counters.committed_count == 500, "all commits"
+            )
+            assert measures(consumer).counters.calls.counts[0] == 500  # the bucket of the shortest times
             await consumer.stop()
             await running
 
     run(main)
 
 
-def test_totals_keep_what_was_counted_of_shards_that_are_gone():
+def test_the_totals_of_a_run_include_shards_that_have_ended():
     async def main():
         async with stream_world(1) as world:
             world.put("abcdefgh")
@@ -200,7 +211,7 @@ def test_totals_keep_what_was_counted_of_shards_that_are_gone():
             world.put("abcdefgh")
             await until(lambda: len(consumer.status().shards) == 2, "the children")
             await until(lambda: measures(consumer).counters.committed_count == 16, "all records")
-            assert sum(one.counters.handled_count for one in measures(consumer).shards) == 8
+            assert sum(measured.counters.handled_count for measured in measures(consumer).shards) == 8  # the children
             assert measures(consumer).counters.handled_count == 16
             await consumer.stop()
             await running

@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from anabranch._core.leases.commands import RESUME, CommandOutcome, apply_to_row, is_finished, passed
+from anabranch._core.leases.commands import RESUME, CommandOutcome, apply_to_row, is_finished, nothing_to_skip
 from anabranch._core.leases.plan import Write
 from anabranch._core.leases.store_calls import WriteControl
 from anabranch._core.session import Session
@@ -62,11 +62,11 @@ class Commands:
             return await self._apply_to_stopped(session, command)
         if command.action == RESUME:
             # Until the next commit, its row may still say that it is stopped.
-            return CommandOutcome("applied", "it is not stopped any more")
+            return CommandOutcome("applied", "the shard is not stopped any more")
         try:
             position = Position.parse(command.arguments.get("position", ""))
         except ValueError:
-            return CommandOutcome("refused", f"no position in {command.arguments}")
+            return CommandOutcome("refused", f"the command has no valid position: {command.arguments}")
         return await self._skip(session, command, position)
 
     async def _apply_to_stopped(self, session: Session, command: ControlRow) -> CommandOutcome | None:
@@ -99,7 +99,7 @@ class Commands:
     def _explain(self, session: Session, command: ControlRow, position: Position) -> CommandOutcome | None:
         """Why the record cannot be skipped now. None: it may be possible soon."""
         if is_finished(session.row, position):
-            return passed(position)
+            return nothing_to_skip(position)
         waited_ms = self._ports.clock.now_ms() - self._seen_ms.get(command.command_id, 0)
         if session.lane.holds(position) and waited_ms < GIVE_UP_MS:
             return None

@@ -473,13 +473,13 @@ class ConsumerRun:
     async def _stop_and_wait(self, deadline: float) -> bool:
         """Returns False if a handler called it: the stop waits for that call, so it cannot wait for the stop."""
         if self._host.is_running:
-            self._host.call(lambda: self._begin_stop(deadline))
+            self._host.call_on_its_loop(lambda: self._begin_stop(deadline))
             if self.processor.is_calling:
                 return False
             await self._host.wait()
-        elif self._host.is_here:
+        elif self._host.is_on_this_loop:
             self._settle_current()
-        if self._host.is_here:
+        if self._host.is_on_this_loop:
             self.processor.close()
         return True
 

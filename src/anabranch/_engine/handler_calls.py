@@ -125,7 +125,7 @@ def coroutine_stack(coroutine: Any) -> StackSummary:
     return _summary([*frames, *_above(frames[-1])] if frames else [])
 
 
-def place_in(stack: StackSummary) -> str | None:
+def describe_stack(stack: StackSummary) -> str | None:
     """The innermost frames on one line: `handle (app.py:12) > query (db.py:90)`. None if they are unknown."""
     shown = [f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})" for frame in stack[-_FRAMES_SHOWN:]]
     return " > ".join(shown) or None
@@ -201,7 +201,7 @@ class TimeLimit:
             position=str(record.position),
             partition_key=record.partition_key,
             timeout=self.seconds or 0.0,
-            at=place_in(stack),
+            at=describe_stack(stack),
         )
 
 

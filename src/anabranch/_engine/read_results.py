@@ -58,7 +58,7 @@ class ReadResults:
     @property
     def is_healthy(self) -> bool:
         """Whether this worker can read at all (rule U7)."""
-        return self._health.is_good(self._ports.clock.now_ms(), holds_shards=bool(self._sessions))
+        return self._health.is_healthy(self._ports.clock.now_ms(), holds_shards=bool(self._sessions))
 
     def busy_bytes_max(self, page_bytes_max: int) -> int:
         """A shard that holds this much is not read until it holds less (rule D6). Each shard gets a share of the
@@ -146,7 +146,7 @@ class ReadResults:
         if not throttled:
             self._health.failed(now_ms)
             failing.health.failed(now_ms)
-            if self.is_healthy and not failing.health.is_good(now_ms, holds_shards=True):
+            if self.is_healthy and not failing.health.is_healthy(now_ms, holds_shards=True):
                 # Only this shard keeps failing: another worker may be able to read it (rule U7).
                 self._fleet.give_unreadable(session.key)
         if failure_count & (failure_count - 1) == 0:  # reports the 1st, 2nd, 4th, 8th, ...

@@ -270,13 +270,13 @@ class ShardDiscovery:
             return None  # the store lost this shard's row: this proves nothing, and the lease loop notices (rule L14)
         read_end = session.end
         assert read_end is not None, "the shard has not ended"
-        graph = stream.graph.united(child_shards=read_end.children, rows=leases)
+        graph = stream.graph.extended(child_shards=read_end.children, rows=leases)
         through = session.read_through_seconds
         end = None if read_end.trimmed else plan_end(session.row, graph, None, leases, through)
         if end is None:
             listing = await self._list(stream, None)
             scope = {shard.shard_id: shard for shard in listing}
-            graph = graph.united(shards=listing)
+            graph = graph.extended(shards=listing)
             if read_end.trimmed:
                 end = plan_trimmed(stream.row, session.row, graph, scope, leases, through)
             else:
@@ -350,13 +350,13 @@ class ShardDiscovery:
         key, shard_id, stream = session.key, session.shard_id, self.streams[session.key.stream_key]
         if shard_id not in stream.graph.listed:
             listing = await list_all_shards(self._ports, session.stream, None)
-            stream.graph = stream.graph.united(shards=listing)
+            stream.graph = stream.graph.extended(shards=listing)
         found = await self._fleet.call(ReadLeases(with_finished=True))
         graph = stream.graph
         if found is None or shard_id not in graph.listed:
             return
         rows = [row for row in found if row.key == replace(key, shard_id=row.key.shard_id)]
-        graph, with_rows = graph.united(rows=rows), [row.key.shard_id for row in rows]
+        graph, with_rows = graph.extended(rows=rows), [row.key.shard_id for row in rows]
         since = unread_since(graph, shard_id, rows, with_rows)
         known = [time for time in (since, session.read_through_seconds) if time is not None]
         session.learn_read_through(max(known, default=None))
@@ -449,7 +449,7 @@ class ShardDiscovery:
         leases = await self._fleet.lease_rows(row)
         if not leases and not self._fleet.is_read(row.stream_key):
             self._fleet.raise_store_reset()  # we never delete all rows, so the store was reset (rule L14)
-        graph = stream.graph = stream.graph.united(shards=listing, rows=leases)
+        graph = stream.graph = stream.graph.extended(shards=listing, rows=leases)
         scope = {shard.shard_id: shard for shard in listing}
         missing, ends = missing_leases(row, graph, scope, leases), ends_to_restore(row, graph, leases)
         # Leases that never had a row are rare in a listing, so each of these may be held by a member.

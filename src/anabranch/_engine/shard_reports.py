@@ -15,7 +15,7 @@ from anabranch._core.reading.service_time import ServiceClock
 from anabranch._core.session import Session
 from anabranch._engine.dead_lettering import DeadLettering
 from anabranch._engine.fanout_reader import Reader
-from anabranch._engine.handler_calls import place_in
+from anabranch._engine.handler_calls import describe_stack
 from anabranch._engine.work_queue import Processor
 from anabranch._model.leases import ShardStatus, SubscriptionStatus
 from anabranch._model.streams import Position
@@ -34,12 +34,12 @@ from anabranch.records import Record
 from anabranch.reports import ShardState
 
 RATE_INTERVAL_MS: Final = 5_000
-"""The same interval as a viewer's, so that every record is counted in a rate that the viewer shows."""
+"""While somebody watches the fleet, status rows are written at this interval too. So each record is in a shown rate."""
 STALLED_AFTER_MS: Final = 10_000
 """After this long without a finished record, a shard is reported as stalled, with its oldest unfinished record."""
 BUDGET_REPORTED_AFTER_MS: Final = 60_000
+"""A full byte budget is normal back-pressure. Only a long wait for it is reported, once for all shards."""
 BUDGET_REPORTED_EVERY_MS: Final = 600_000
-"""A full byte budget is normal back-pressure. Only a long wait is reported, once for all shards."""
 
 
 class _Progress(msgspec.Struct):
@@ -51,30 +51,33 @@ class _Progress(msgspec.Struct):
     records_per_second: float = 0.0
     progressed_at_ms: int = 0
     reason: Reason | None = None
-    """Why it is stalled, as reported."""
+    """Why it is stalled, as last reported; None if it is not stalled."""
     stalled_at_ms: int = 0
 
 
 class _FullBudget(msgspec.Struct, frozen=True):
-    """A full byte budget, as it was reported for one of the shards that wait for it."""
+    """A reported wait for the byte budget. The report names one of the shards that wait."""
 
     session: Session
     reason: BudgetFull
     since_ms: int
 
 
-class _Calls:
-    def __init__(self, processor: Processor, now_ms: int, letters: Mapping[Session, Reason]) -> None:
+class _HandlerState:
+    """What the handler and the dead-letter destination are doing now. It explains why shards are stalled."""
+
+    def __init__(self, processor: Processor, now_ms: int, letter_reasons: Mapping[Session, Reason]) -> None:
         self.processor = processor
-        self.overdue: Mapping[Session, Reason] = {**letters, **processor.overdue(now_ms)}
+        self.stuck: Mapping[Session, Reason] = {**letter_reasons, **processor.overdue(now_ms)}
         """Sessions with a call that ignores its timeout, or with a letter that its destination does not accept."""
         self._running: dict[tuple[Session, Position], Record[bytes]] = {}
-        if not processor.manual_ack:  # a record that waits for its acknowledgement is in no call
+        """The records that are in a handler call."""
+        if not processor.manual_ack:  # with manual acknowledgement, an unfinished record need not be in a call
             self._running = {(session, record.position): record for session, record in processor.running()}
 
     def unfinished_reason(self, session: Session, first: Record[bytes], seconds: int) -> Reason:
         """Why this record, the first unfinished one of its shard, is not finished."""
-        children_wait = session.end is not None
+        children_wait = session.end is not None  # the shard was read to its end
         position, partition_key = str(first.position), first.partition_key
         running = self._running.get((session, first.position))
         if running is None:
@@ -86,7 +89,7 @@ class _Calls:
             partition_key=partition_key,
             seconds=seconds,
             children_wait=children_wait,
-            at=place_in(self.processor.stack_of(running)),
+            at=describe_stack(self.processor.stack_of(running)),
         )
 
 
@@ -100,15 +103,18 @@ class ShardReports:
     _progress: dict[Session, _Progress] = field(default_factory=dict)
     _full_budget_reported_ms: int | None = None
     _full_budget: _FullBudget | None = None
-    """The report that is open; None if there is none, or its end was reported, too."""
+    """The reported wait that has not ended; None if there is none."""
 
     def report(
         self, sessions: Iterable[Session], now_ms: int, blocked: Reason | None = None
     ) -> tuple[ShardStatus, ...]:
-        """Measures all shards and emits what changed. `blocked`: why all shards of this process are stalled."""
-        calls = _Calls(self._processor, now_ms, self._letters.reasons())
+        """Measures all shards, emits events for what changed, and returns the status of each shard, the worst first.
+
+        `blocked`: why all shards of this process are stalled; None if they are not.
+        """
+        handler = _HandlerState(self._processor, now_ms, self._letters.reasons())
         self._progress = {session: self._measure(session, now_ms) for session in sessions}
-        statuses = [self._status(progress, now_ms, blocked, calls) for progress in self._progress.values()]
+        statuses = [self._status(progress, now_ms, blocked, handler) for progress in self._progress.values()]
         self._report_full_budget(now_ms)
         statuses.sort(
             key=lambda status: (status.reason is None, _is_subscribed(status), -(status.lag_ms or 0), status.lease)
@@ -118,12 +124,12 @@ class ShardReports:
     def states(
         self, sessions: Iterable[Session], now_ms: int, blocked: Reason | None = None, *, wall_ms: int
     ) -> tuple[ShardState, ...]:
-        """For `Consumer.status()` and metrics between two reports: measures nothing and emits nothing."""
-        calls = _Calls(self._processor, now_ms, self._letters.reasons())
+        """For `Consumer.status()` and metrics. Uses the measurements of the last report, and emits nothing."""
+        handler = _HandlerState(self._processor, now_ms, self._letters.reasons())
         service_seconds = self._service_clock.seconds(now_ms)
         return tuple(
             session.describe(
-                _stall_reason(self._last_measured(session, now_ms), now_ms, blocked, calls)
+                _stall_reason(self._last_measured(session, now_ms), now_ms, blocked, handler)
                 or _full_budget_reason(session, now_ms),
                 self._reader.subscription_of(session),
                 wall_ms=wall_ms,
@@ -151,30 +157,31 @@ class ShardReports:
             progress.measured_at_ms, progress.finished_count = now_ms, count
         return progress
 
-    def _status(self, progress: _Progress, now_ms: int, blocked: Reason | None, calls: _Calls) -> ShardStatus:
+    def _status(self, progress: _Progress, now_ms: int, blocked: Reason | None, handler: _HandlerState) -> ShardStatus:
         session = progress.session
-        reason = _stall_reason(progress, now_ms, blocked, calls)
+        reason = _stall_reason(progress, now_ms, blocked, handler)
         service_seconds = self._service_clock.seconds(now_ms)
         self._report_stall(progress, reason, service_seconds, now_ms)
         reason = reason or _full_budget_reason(session, now_ms)
         lag = session.lag_seconds(service_seconds)
         left = session.retention_left_seconds(lag, service_seconds)
+        through = None if lag is None or service_seconds is None else round(service_seconds - lag, 1)
         return ShardStatus(
             session.key.short_name,
             reason,
-            session.behind_ms if session.is_live else None,  # a stopped shard is not read
-            progress.records_per_second,
-            self._subscription(session),
-            None if lag is None else round(lag * 1000),
-            None if left is None else round(left),
-            None if lag is None or service_seconds is None else round(service_seconds - lag, 1),
+            millis_behind_latest=session.behind_ms if session.is_live else None,  # a stopped shard is not read
+            records_per_second=progress.records_per_second,
+            subscription=self._subscription(session),
+            lag_ms=None if lag is None else round(lag * 1000),
+            retention_left_seconds=None if left is None else round(left),
+            handled_through_seconds=through,
         )
 
     def _report_stall(
         self, progress: _Progress, reason: Reason | None, service_seconds: float | None, now_ms: int
     ) -> None:
-        """Emits an event if the shard stalled, if it is stalled for another reason now, or if it recovered. A hand-over
-        is no stall: each deploy has some, and a record that delays one becomes the reason.
+        """Emits an event if the shard stalled, is stalled for another reason now, or has recovered. A hand-over is not
+        reported as a stall, because every deployment causes some. If a record delays it, that record is reported.
         """
         if isinstance(reason, HandedOver):
             reason = None
@@ -184,7 +191,8 @@ class ShardReports:
             seconds, lag = (now_ms - progress.stalled_at_ms) / 1000, session.lag_seconds(service_seconds)
             self._emit(ShardRecovered(**session.names, reason=before, seconds=seconds, lag=lag))
         elif reason is not None and (before is None or before.code != reason.code):
-            progress.stalled_at_ms = now_ms if before is None else progress.stalled_at_ms
+            if before is None:
+                progress.stalled_at_ms = now_ms
             if session.stopped is None:  # otherwise ShardStopped has reported it
                 self._emit(ShardStalled(**session.names, reason=reason))
 
@@ -195,13 +203,14 @@ class ShardReports:
         seconds, ago = found.seconds, found.event_seconds_ago
         return SubscriptionStatus(
             found.state,
-            None if seconds is None else round(seconds),
-            found.renewal_count,
-            None if ago is None else round(ago, 1),
-            None if found.reason is None else found.reason.code,
+            seconds=None if seconds is None else round(seconds),
+            renewal_count=found.renewal_count,
+            event_seconds_ago=None if ago is None else round(ago, 1),
+            reason_code=None if found.reason is None else found.reason.code,
         )
 
     def _report_full_budget(self, now_ms: int) -> None:
+        """Emits an event for the shard that has waited longest, and one when no shard waits any more."""
         waiting = [
             session for session in self._progress if _budget_wait_ms(session, now_ms) >= BUDGET_REPORTED_AFTER_MS
         ]
@@ -229,14 +238,14 @@ def _is_subscribed(status: ShardStatus) -> bool:
     return status.subscription is None or status.subscription.state == "active"
 
 
-def _stall_reason(progress: _Progress, now_ms: int, blocked: Reason | None, calls: _Calls) -> Reason | None:
+def _stall_reason(progress: _Progress, now_ms: int, blocked: Reason | None, handler: _HandlerState) -> Reason | None:
     """Why the shard is stalled; None if it is not."""
     session, row = progress.session, progress.session.row
     if session.stopped is not None:
         return session.stopped.reason
-    if (known := calls.overdue.get(session) or session.reason) is not None:
-        return known
-    if calls.processor.queue.is_held(session) and not session.window.is_empty:
+    if (reason := handler.stuck.get(session) or session.reason) is not None:
+        return reason
+    if handler.processor.queue.is_held(session) and not session.window.is_empty:
         if session.lane.one_at_a_time:
             return HandledAlone(owner_count=row.takes_without_progress - session.crash_counted)
         return WaitsForIsolatedShard()
@@ -247,11 +256,11 @@ def _stall_reason(progress: _Progress, now_ms: int, blocked: Reason | None, call
     request, waited_ms = session.holding.request, now_ms - progress.progressed_at_ms
     lane, first = session.lane, session.lane.first_unfinished
     if first is None or waited_ms < STALLED_AFTER_MS:
-        # If a hand-over has waited for a record for long, the record is the reason.
+        # A hand-over is the reason only until a record has delayed it for so long.
         return HandedOver(to_member=request.requester) if session.state == "draining" and request is not None else None
-    if isinstance(lane, RecordLane) and (full := lane.stall_reason) is not None:
-        return full
-    return calls.unfinished_reason(session, first, waited_ms // 1000)
+    if isinstance(lane, RecordLane) and (lane_reason := lane.stall_reason) is not None:
+        return lane_reason
+    return handler.unfinished_reason(session, first, waited_ms // 1000)
 
 
 def _budget_wait_ms(session: Session, now_ms: int) -> int:
@@ -263,6 +272,7 @@ def _budget_wait_ms(session: Session, now_ms: int) -> int:
 
 
 def _full_budget_reason(session: Session, now_ms: int, *, shard_count: int = 1) -> BudgetFull | None:
+    """None if the shard does not wait for the byte budget, or only for a short time."""
     waited_ms, budget = _budget_wait_ms(session, now_ms), session.budget
     if waited_ms < STALLED_AFTER_MS:
         return None

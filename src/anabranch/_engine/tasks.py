@@ -1,4 +1,7 @@
-"""Tasks and their errors: the background task of a consumer or producer, tasks in groups, the exit of a parent."""
+"""Tasks and their errors: the background task of a consumer or producer, tasks in groups, and the errors of groups.
+
+Also `on_parent_exit`, for worker processes that must not outlive their parent.
+"""
 
 import asyncio
 import concurrent.futures
@@ -12,8 +15,9 @@ from anabranch.errors import UsageError
 
 
 class BackgroundTask:
-    """The one background task of a consumer or producer. Everything else runs in task groups inside it, so both
-    can be opened in one task and closed in another. Only this class and `Dispatcher` create tasks outside a group.
+    """The one background task of a consumer or producer. All its other tasks run in groups inside this task, so a
+    consumer or producer can be opened in one task and closed in another, which a task group cannot. Only this class and
+    `Dispatcher` create tasks outside a group.
     """
 
     def __init__(self) -> None:
@@ -46,24 +50,24 @@ class BackgroundTask:
         """Waits until the task has ended. Cancelling the waiter does not cancel the task."""
         if self._task is None or self._task.done():
             return
-        if self.is_here:
+        if self.is_on_this_loop:
             await asyncio.wait([self._task])
         else:
             await asyncio.shield(asyncio.wrap_future(self._ended))
 
     @property
-    def is_here(self) -> bool:
+    def is_on_this_loop(self) -> bool:
         """Whether the task runs, or ran, on the caller's event loop."""
         return self._task is None or self._task.get_loop() is asyncio.get_running_loop()
 
-    def call(self, callback: Callable[[], None]) -> None:
-        """Calls it on the task's event loop; directly if that is the caller's."""
-        if self._task is None or self.is_here:
+    def call_on_its_loop(self, callback: Callable[[], None]) -> None:
+        """Calls it on the task's event loop; directly if the caller is on that loop."""
+        if self._task is None or self.is_on_this_loop:
             callback()
             return
         loop = self._task.get_loop()
         if not loop.is_running():
-            raise UsageError("the event loop of this run is not running: call stop() on that loop")
+            raise UsageError("the consumer's event loop is not running: await its stop() on that loop")
         with suppress(RuntimeError):  # the loop was just closed, which ended the task
             loop.call_soon_threadsafe(callback)
 
@@ -72,6 +76,7 @@ class BackgroundTask:
             self._task.cancel()
 
     async def cancel(self) -> None:
+        """Cancels the task and waits until it has ended."""
         if self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -90,7 +95,7 @@ def single_cause(error: BaseException | None) -> BaseException | None:
 
 
 def attach_failure(failure: BaseException, error: BaseException) -> None:
-    """Makes `error` carry `failure`: as a note, and as the first error of its context chain."""
+    """Makes `error` carry `failure`: as a note, and at the start of the chain of errors that a traceback shows."""
     _note(error, f"the consumer also failed: {type(failure).__name__}: {failure}")
     first = error
     while first is not failure and first.__context__ is not None:
@@ -114,10 +119,12 @@ def start_in_group(group: asyncio.TaskGroup, work: Coroutine[Any, Any, None], na
 
 
 def on_parent_exit(file_descriptor: int, then: Callable[[], object]) -> None:
-    """Calls `then` from a daemon thread once the parent process, which holds the pipe's other end open, is gone."""
+    """Calls `then` from a daemon thread when the parent process has ended. `file_descriptor` is the read end of a pipe
+    whose write end only the parent has open.
+    """
 
     def wait() -> None:
-        os.read(file_descriptor, 1)
+        os.read(file_descriptor, 1)  # the parent writes nothing: this returns when its end is closed
         then()
 
-    threading.Thread(target=wait, name="lifeline", daemon=True).start()
+    threading.Thread(target=wait, name="parent-exit", daemon=True).start()

@@ -76,8 +76,10 @@ class Signer:
         self._operations: dict[tuple[str, str], _Operation] = {}
         self._second: int | None = None
         self._amz_date = self._day = self._scope = ""
-        self._keyed = hmac.new(b"", digestmod=sha256)
-        """The state that depends only on the key of the day. Each call continues a copy."""
+        self._inner = self._outer = sha256()
+        """The states of HMAC (RFC 2104) that depend only on the key of the day. Each call continues copies of them:
+        `hmac` costs twice as much.
+        """
 
     def sign(self, target: str, content_type: str, body: Iterable[bytes], now_ms: int) -> SignedHeaders:
         """`target` is the value of X-Amz-Target, such as `Kinesis_20131202.GetRecords`."""
@@ -90,11 +92,12 @@ class Signer:
             body_hash.update(piece)
         canonical = f"{operation.canonical_start}{self._amz_date}{operation.canonical_end}{body_hash.hexdigest()}"
         to_sign = f"{_ALGORITHM}\n{self._amz_date}\n{self._scope}\n{sha256(canonical.encode('ascii')).hexdigest()}"
-        signature = self._keyed.copy()
-        signature.update(to_sign.encode("ascii"))
+        inner, outer = self._inner.copy(), self._outer.copy()
+        inner.update(to_sign.encode("ascii"))
+        outer.update(inner.digest())
         authorization = (
             f"{_ALGORITHM} Credential={self.credentials.access_key_id}/{self._scope}, "
-            f"SignedHeaders={operation.signed_names}, Signature={signature.hexdigest()}"
+            f"SignedHeaders={operation.signed_names}, Signature={outer.hexdigest()}"
         )
         return SignedHeaders(operation, self._amz_date, authorization)
 
@@ -108,7 +111,9 @@ class Signer:
             key = b"AWS4" + self.credentials.secret_access_key.encode()
             for part in (day, self._region, self._service, "aws4_request"):
                 key = hmac.digest(key, part.encode("ascii"), "sha256")
-            self._keyed = hmac.new(key, digestmod=sha256)
+            padded = key.ljust(sha256().block_size, b"\0")
+            self._inner = sha256(bytes(byte ^ 0x36 for byte in padded))
+            self._outer = sha256(bytes(byte ^ 0x5C for byte in padded))
 
     def _prepare(self, target: str, content_type: str) -> _Operation:
         """Signing needs the headers sorted by name."""

@@ -1,9 +1,9 @@
 """Dead letters in an SQS queue, standard or FIFO.
 
-SQS has no list: reading receives messages, which hides them from others for a while and raises their receive count.
-That hiding is also the lock of a redrive. What was not deleted is made visible again at the end; after a crash it comes
-back by itself. A standard queue may deliver a message twice and takes two with one key, so readers merge letters by
-their idempotency key.
+SQS cannot list messages. To read them is to receive them, which hides them from others for a while and raises their
+receive count. A redrive also uses this as its lock. At its end it makes the messages visible that it did not delete;
+after a crash they become visible when their time is up. A standard queue may deliver a message twice, and accepts two
+messages with the same idempotency key. So readers merge letters by that key.
 """
 
 import asyncio
@@ -25,14 +25,16 @@ from anabranch.letters import Letter, decode_letter, encode_letter, stream_order
 
 ROUND_LETTERS_MAX: Final = 10_000  # SQS hides at most 120,000 messages of a queue
 _ROUND_BYTES_MAX: Final = 64 << 20
-_FINISHED_MAX: Final = 100_000
+_DELETED_KEYS_MAX: Final = 100_000  # a limit for memory
 WAIT_SECONDS: Final = 1
 """A long poll asks all of SQS's servers. The answer to a short one may be empty although there are letters."""
-KNOWN_ANSWERS_MAX: Final = 100
-"""A read ends after so many responses in a row without a new message: in a large queue, the first messages become
-visible again before all are held.
+REPEATED_ANSWERS_MAX: Final = 100
+"""A read ends after this many responses in a row that repeat messages. In a large queue, the first messages become
+visible again before the last are received, so there may never be an empty response.
 """
-_MESSAGE_BYTES: Final = 1 << 20  # SQS's own limit (August 2025); a queue may set a lower one
+_MESSAGE_BYTES_DEFAULT: Final = 1 << 20  # SQS's own limit (August 2025); a queue may set a lower one
+_RETENTION_SECONDS_DEFAULT: Final = 4 * 24 * 3600
+_BATCH_MAX: Final = 10  # messages in one request or response
 
 
 class _Queue(msgspec.Struct, frozen=True):
@@ -53,10 +55,10 @@ class SqsLetters:
         self._receipts: dict[str, str] = {}
         """The receipt handle of each message that we hold, by message id."""
         self._renewed_at = 0.0
-        self._finished: set[str] = set()
-        """The idempotency keys of the letters that this object has deleted: a second copy may still arrive."""
+        self._deleted_keys: set[str] = set()
+        """The idempotency keys of the letters that this object has deleted. If another copy arrives, it is deleted."""
         self._is_drained = False
-        """Whether the last response had no messages, or many in a row had no new one."""
+        """Whether reading is complete: the last response had no messages, or many in a row had no new one."""
         self.unreadable: list[str] = []
 
     def __str__(self) -> str:
@@ -64,12 +66,12 @@ class SqsLetters:
 
     async def check(self, retention_hours: int) -> list[str]:
         self._queue = None
-        queue = await self._opened()
+        queue = await self._get_queue()
         how = "raise the queue's MessageRetentionPeriod (14 days at most)"
         return retention_warnings(str(self), queue.retention_hours, retention_hours, how)
 
     async def limit_bytes(self) -> int | None:
-        return (await self._opened()).message_bytes_max
+        return (await self._get_queue()).message_bytes_max
 
     async def write(self, letter: Letter) -> None:
         fifo = {}
@@ -83,7 +85,7 @@ class SqsLetters:
         try:
             await self._call_queue("SendMessage", MessageBody=encode_letter(letter).decode(), **fifo)
         except AnabranchError:
-            self._queue = None  # it may have been created again, or with other limits
+            self._queue = None  # the queue may have been created again, or its limits changed
             raise
 
     async def count(self) -> int:
@@ -91,14 +93,14 @@ class SqsLetters:
         answer = await self._call_queue("GetQueueAttributes", AttributeNames=[wanted])
         return int(answer["Attributes"][wanted])
 
-    async def hold(self, owner: str) -> None:  # noqa: ARG002 -- the receiver of a message holds it
+    async def hold(self, owner: str) -> None:  # noqa: ARG002 -- SQS hides messages from all but their receiver
         self._renewed_at = monotonic()
         await self._change_visibility(round(HOLD_SECONDS))
 
     async def _renew_if_due(self) -> None:
         """A large queue takes longer to read than its messages are held."""
         if monotonic() - self._renewed_at > HOLD_SECONDS / 3:
-            with suppress(DeadLetterError):  # messages that become visible meanwhile are recognised
+            with suppress(DeadLetterError):  # if messages become visible again, `_receipts` recognises them
                 await self.hold("")
 
     async def release(self) -> None:
@@ -106,26 +108,26 @@ class SqsLetters:
         self._receipts.clear()
 
     async def read(self) -> AsyncGenerator[StoredLetter, None]:
-        """In rounds, each in stream order. A FIFO queue hides what follows a held message of the same key until that
-        is deleted.
+        """Reads in rounds, each in stream order. A FIFO queue hides the later messages of a key until the held ones are
+        deleted.
         """
         self._is_drained = False
         self._renewed_at = monotonic()
         self.unreadable.clear()
         while not self._is_drained:
-            for stored in await self._round():
+            for stored in await self._read_round():
                 yield stored
                 await self._renew_if_due()
 
-    async def _round(self) -> list[StoredLetter]:
+    async def _read_round(self) -> list[StoredLetter]:
         found: dict[str, tuple[Letter, list[str]]] = {}
-        size = known_answers = 0
+        size = repeated_answers = 0
         while len(found) < ROUND_LETTERS_MAX and size < _ROUND_BYTES_MAX:
             await self._renew_if_due()
             messages = await self._receive()
-            is_new = any(message["MessageId"] not in self._receipts for message in messages)
-            known_answers = 0 if is_new else known_answers + 1
-            self._is_drained = not messages or known_answers > KNOWN_ANSWERS_MAX
+            has_new = any(message["MessageId"] not in self._receipts for message in messages)
+            repeated_answers = 0 if has_new else repeated_answers + 1
+            self._is_drained = not messages or repeated_answers > REPEATED_ANSWERS_MAX
             if self._is_drained:
                 break
             for message in messages:
@@ -134,19 +136,20 @@ class SqsLetters:
                 letter = None if is_known else self._letter(message)
                 if letter is None:
                     continue
-                if letter.idempotency_key in self._finished:
+                if letter.idempotency_key in self._deleted_keys:
                     await self._delete([message["MessageId"]])
                     continue
                 size += len(message["Body"])
                 other, ids = found.get(letter.idempotency_key, (letter, []))
-                best = max(letter, other, key=lambda one: (one.redrive_count, not one.recovered))
+                # Of two copies, the later one counts, or else the one with a message and a stack.
+                best = max(letter, other, key=lambda copy: (copy.redrive_count, not copy.recovered))
                 found[letter.idempotency_key] = (best, [*ids, message["MessageId"]])
-        return [StoredLetter(*one) for one in sorted(found.values(), key=lambda one: stream_order(one[0]))]
+        return [StoredLetter(letter, ids) for letter, ids in sorted(found.values(), key=lambda it: stream_order(it[0]))]
 
     async def _receive(self) -> list[dict[str, Any]]:
         answer = await self._call_queue(
             "ReceiveMessage",
-            MaxNumberOfMessages=10,
+            MaxNumberOfMessages=_BATCH_MAX,
             VisibilityTimeout=round(HOLD_SECONDS),
             WaitTimeSeconds=WAIT_SECONDS,
         )
@@ -161,23 +164,25 @@ class SqsLetters:
             return None
 
     async def begin(self, stored: StoredLetter, letter: Letter) -> StoredLetter:
-        """Writes nothing: a message cannot be changed, and its receive count also counts those who list letters."""
+        """Stores nothing: a message cannot be changed. SQS's receive count is no substitute, because listing letters
+        raises it too.
+        """
         return StoredLetter(letter, stored.handle)
 
     async def replace(self, stored: StoredLetter, letter: Letter) -> None:
         """A message cannot be changed: sends a new one, then deletes the old one. In a FIFO queue the new one would be
-        behind the later letters of its key, so the old one is kept.
+        behind the later letters of its key, so the old one is kept unchanged.
         """
         if self._is_fifo or letter.redrive_count == stored.letter.redrive_count:
-            return
+            return  # with the same `redrive_count` there is nothing to undo: `begin` stored nothing
         await self.write(letter)
         await self._delete(stored.handle)
 
     async def delete(self, stored: StoredLetter) -> None:
         await self._delete(stored.handle)
-        if len(self._finished) >= _FINISHED_MAX:
-            self._finished.clear()
-        self._finished.add(stored.letter.idempotency_key)
+        if len(self._deleted_keys) >= _DELETED_KEYS_MAX:
+            self._deleted_keys.clear()
+        self._deleted_keys.add(stored.letter.idempotency_key)
 
     async def close(self) -> None:
         self._calls.close()
@@ -190,18 +195,18 @@ class SqsLetters:
                 del self._receipts[message_id]
 
     async def _change_visibility(self, seconds: int) -> None:
-        """Of all messages that we hold. Ignores the entries that fail: those messages are gone."""
+        """Changes all messages that we hold. Ignores single failures: those messages are gone."""
         entries = [
-            {"Id": str(number % 10), "ReceiptHandle": receipt, "VisibilityTimeout": seconds}
+            {"Id": str(number % _BATCH_MAX), "ReceiptHandle": receipt, "VisibilityTimeout": seconds}
             for number, receipt in enumerate(self._receipts.values())
         ]
         calls = [
-            self._call_queue("ChangeMessageVisibilityBatch", Entries=entries[start : start + 10])
-            for start in range(0, len(entries), 10)
+            self._call_queue("ChangeMessageVisibilityBatch", Entries=entries[start : start + _BATCH_MAX])
+            for start in range(0, len(entries), _BATCH_MAX)
         ]
-        await asyncio.gather(*calls)  # a few at once: the client has as many threads
+        await asyncio.gather(*calls)  # the client's thread pool limits how many run at once
 
-    async def _opened(self) -> _Queue:
+    async def _get_queue(self) -> _Queue:
         if self._queue is None:
             url = (await self._call("GetQueueUrl", QueueName=self._name))["QueueUrl"]
             wanted = ["MaximumMessageSize", "MessageRetentionPeriod"]
@@ -209,13 +214,13 @@ class SqsLetters:
             attributes = answer.get("Attributes", {})
             self._queue = _Queue(
                 url,
-                int(attributes.get("MaximumMessageSize", _MESSAGE_BYTES)),
-                int(attributes.get("MessageRetentionPeriod", 345_600)) / 3600,
+                int(attributes.get("MaximumMessageSize", _MESSAGE_BYTES_DEFAULT)),
+                int(attributes.get("MessageRetentionPeriod", _RETENTION_SECONDS_DEFAULT)) / 3600,
             )
         return self._queue
 
     async def _call_queue(self, operation: str, **parameters: Any) -> dict[str, Any]:
-        return await self._call(operation, QueueUrl=(await self._opened()).url, **parameters)
+        return await self._call(operation, QueueUrl=(await self._get_queue()).url, **parameters)
 
     async def _call(self, operation: str, **parameters: Any) -> dict[str, Any]:
         try:

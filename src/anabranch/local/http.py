@@ -1,8 +1,8 @@
 """The Kinesis API over HTTP: requests in, responses out, with AWS's headers, status codes and bodies.
 
-AWS checks a request in a fixed order that clients can observe: origin, method, content type, body, operation,
-signature, and then the members. Faults apply after the signature. A call without a fault and without a journal is
-answered in the same step, with no task. The admin endpoint, which AWS does not have, is at the end.
+AWS checks a request in a fixed order that clients can observe: origin, method, content type, operation, empty body,
+signature, and then the members of the body. Faults apply after these checks. A call without a fault and without a
+journal is answered synchronously, without a task. The admin endpoint, which AWS does not have, is at the end.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ import msgspec
 
 from anabranch._http.server.exchange import Abandon, Answer, HangUp, Headers, Request, Response, StreamingResponse
 from anabranch._version import __version__
-from anabranch._wire.event_stream import encode_headers, frame
+from anabranch._wire.event_stream import encode_frame, encode_headers
 from anabranch.local.actions.records import PutRecordsRequest
 from anabranch.local.bodies import CBOR, CODECS, BodyCodec, RequestMembers
 from anabranch.local.errors import LocalError, serialization
@@ -31,31 +31,31 @@ from anabranch.local.state.subscription import Subscription
 
 _SERVICE: Final = "Kinesis_20131202"
 _EXPOSED_HEADERS: Final = "x-amzn-RequestId,x-amzn-ErrorType,x-amz-request-id,x-amz-id-2,x-amzn-ErrorMessage,Date"
-_UNDETERMINED: Final = b"""\
+_UNDETERMINED_BODY: Final = b"""\
 <AccessDeniedException>
   <Message>Unable to determine service/operation name to be authorized</Message>
 </AccessDeniedException>
 """
-_UNKNOWN: Final = b"<UnknownOperationException/>\n"
+_UNKNOWN_OPERATION_BODY: Final = b"<UnknownOperationException/>\n"
 _EVENT_STREAM: Final = "application/vnd.amazon.eventstream"
-_HEADER_PARTS: Final = ("Credential", "Signature", "SignedHeaders")
-_FAULT_RULES: Final = msgspec.json.Decoder(Fault | list[Fault])
+_AUTHORIZATION_PARTS: Final = ("Credential", "Signature", "SignedHeaders")
+_FAULT_RULES_DECODER: Final = msgspec.json.Decoder(Fault | list[Fault])
 
 
 class EventStreams:
-    """The bodies of SubscribeToShard responses: event frames for as long as the client stays.
+    """The bodies of SubscribeToShard responses: event frames for as long as the client is connected.
 
-    The subscription decides what to send and when. A stream sleeps until its shard changes (`wake`) or its next
-    deadline comes. It is polled only when the client reads, so nothing piles up.
+    The subscription decides what to send and when. A stream sleeps until its shard changes (`wake`) or the
+    subscription's next deadline has come. It is polled only when the client reads, so no unread events accumulate.
     """
 
     def __init__(self, clock_ms: Callable[[], int]) -> None:
         self._clock_ms = clock_ms
         self._changes: dict[tuple[str, str], asyncio.Event] = {}
-        """For each shard that streams wait for: its next change."""
+        """Set at the next change of a shard, for each (stream name, shard id) that a stream waits for."""
 
     def wake(self, stream_name: str, shard_id: str) -> None:
-        """The shard got records, was closed or deleted, or another subscription took over."""
+        """Call it when the shard got records, was closed or deleted, or when another subscription took over."""
         change = self._changes.pop((stream_name, shard_id), None)
         if change is not None:
             change.set()
@@ -65,7 +65,7 @@ class EventStreams:
         event_headers = _message_headers(codec, "event", "SubscribeToShardEvent")
         sent = 0
         try:
-            yield frame(_message_headers(codec, "event", "initial-response"), codec.encode({}))
+            yield encode_frame(_message_headers(codec, "event", "initial-response"), codec.encode({}))
             while not subscription.is_over:
                 if plan.events is not None and sent >= plan.events:
                     await _end_by_fault(plan)
@@ -75,7 +75,7 @@ class EventStreams:
                 else:
                     sent += 1
                     headers = _message_headers(codec, "exception", event.type) if event.is_exception else event_headers
-                    yield frame(headers, codec.encode(event.members))
+                    yield encode_frame(headers, codec.encode(event.members))
         finally:
             subscription.close()
 
@@ -91,7 +91,7 @@ class EventStreams:
 async def _end_by_fault(plan: CallPlan) -> None:
     if plan.loss_after == "hang_up":
         raise HangUp
-    await asyncio.Event().wait()  # silence until the client gives up
+    await asyncio.Event().wait()  # sends nothing until the client disconnects
 
 
 def _message_headers(codec: BodyCodec, message_type: Literal["event", "exception"], kind: str) -> bytes:
@@ -107,7 +107,7 @@ class _Incoming:
     operation: str
     codec: BodyCodec
     members: RequestMembers
-    headers: Headers
+    answer_headers: Headers
 
 
 @dataclass(slots=True)
@@ -118,10 +118,10 @@ class KinesisHttpApp:
     clock_ms: Callable[[], int]
     journal: Journal | None
     after_call: Callable[[], None]
+    """Called after each call that had no fault before it. The call may have changed the state."""
 
     def __call__(self, request: Request) -> Answer | Awaitable[Answer]:
-        headers = _answer_headers(request)
-        incoming = _read(request, headers)
+        incoming = _read(request, _common_headers(request))
         if isinstance(incoming, Response):
             return incoming
         plan = self._plan(incoming)
@@ -147,15 +147,15 @@ class KinesisHttpApp:
         journal = self.journal
         error = plan.refusal or (journal.failure if journal is not None else None)
         if error is not None:
-            return _error(error, incoming.codec, incoming.headers)
+            return _error(error, incoming.codec, incoming.answer_headers)
         answer = self._perform(incoming, plan)
         if journal is not None:  # reads wait too: no response may show a change that a crash could still undo
             try:
                 await journal.durable()
             except LocalError as failure:
-                return _error(failure, incoming.codec, incoming.headers)
+                return _error(failure, incoming.codec, incoming.answer_headers)
         if plan.loss_after is not None and plan.events is None:
-            return Abandon(plan.loss_after)  # a subscription took effect: it stays until it is taken over
+            return Abandon(plan.loss_after)  # SubscribeToShard took effect: another subscription has to take over
         return answer
 
     def _perform(self, incoming: _Incoming, plan: CallPlan) -> Response | StreamingResponse:
@@ -165,50 +165,53 @@ class KinesisHttpApp:
                 answer: Any = self.state.put_records(members, now_ms=now_ms, refused_slots=slots)
             elif incoming.operation == "SubscribeToShard":
                 chunks = self.streams.chunks(self.state.subscribe(members, now_ms=now_ms), incoming.codec, plan)
-                return StreamingResponse(200, chunks, [*incoming.headers, ("content-type", _EVENT_STREAM)])
+                return StreamingResponse(200, chunks, [*incoming.answer_headers, ("content-type", _EVENT_STREAM)])
             else:
                 answer = self.state.call(incoming.operation, members, now_ms=now_ms, refused_slots=slots)
         except LocalError as error:
-            return _error(error, incoming.codec, incoming.headers)
+            return _error(error, incoming.codec, incoming.answer_headers)
         finally:
             self.after_call()
-        return _response(200, answer, incoming.codec, incoming.headers)
+        return _response(200, answer, incoming.codec, incoming.answer_headers)
 
 
-def _answer_headers(request: Request) -> Headers:
-    random = os.urandom(16 + 72)
-    headers = [("x-amzn-RequestId", str(UUID(bytes=random[:16], version=4)))]
+def _common_headers(request: Request) -> Headers:
+    """The headers of every answer: ids, and those for web pages of other origins (CORS)."""
+    random = os.urandom(16 + 72)  # x-amz-id-2 has 72 bytes
+    request_id, id_2 = UUID(bytes=random[:16], version=4), b64encode(random[16:]).decode("ascii")
+    headers = [("x-amzn-RequestId", str(request_id))]
     if "origin" not in request.headers:
-        headers.append(("x-amz-id-2", b64encode(random[16:]).decode("ascii")))
+        headers.append(("x-amz-id-2", id_2))
         return headers
     headers.append(("access-control-allow-origin", "*"))
     if request.method != "OPTIONS":
-        headers.append(("x-amz-id-2", b64encode(random[16:]).decode("ascii")))
-        headers.append(("access-control-expose-headers", _EXPOSED_HEADERS))
+        headers += [("x-amz-id-2", id_2), ("access-control-expose-headers", _EXPOSED_HEADERS)]
     return headers
 
 
-def _read(request: Request, headers: Headers) -> _Incoming | Response:
-    """Checks the request in AWS's order. Some errors have a code, but no message."""
+def _read(request: Request, answer_headers: Headers) -> _Incoming | Response:
+    """Checks the request in AWS's order. Some of AWS's errors have a code, but no message."""
     if request.method == "OPTIONS" and "origin" in request.headers:
-        return _preflight(request, headers)
+        return _preflight(request, answer_headers)
     if request.method != "POST":
-        return Response(403, _UNDETERMINED, headers)
+        return Response(403, _UNDETERMINED_BODY, answer_headers)
     content_type = request.headers.get("content-type", "").partition(";")[0].strip()
     service, _, operation = request.headers.get("x-amz-target", "").partition(".")
     codec = CODECS.get(content_type)
     if codec is None and request.body:
-        return Response(404, _UNKNOWN, headers) if service and operation else Response(403, _UNDETERMINED, headers)
-    codec = codec or CBOR
+        if service and operation:
+            return Response(404, _UNKNOWN_OPERATION_BODY, answer_headers)
+        return Response(403, _UNDETERMINED_BODY, answer_headers)
+    codec = codec or CBOR  # an empty body of an unknown content type is answered in CBOR
     if service != _SERVICE or operation not in REQUESTS:
-        return _error(LocalError("UnknownOperationException", ""), codec, headers)
+        return _error(LocalError("UnknownOperationException", ""), codec, answer_headers)
     if not request.body:
-        return _error(serialization(""), codec, headers)
+        return _error(serialization(""), codec, answer_headers)
     try:
         check_signature_form(request.headers)
-        return _Incoming(operation, codec, codec.decode(operation, request.body), headers)
+        return _Incoming(operation, codec, codec.decode(operation, request.body), answer_headers)
     except LocalError as error:
-        return _error(error, codec, headers)
+        return _error(error, codec, answer_headers)
 
 
 def _preflight(request: Request, headers: Headers) -> Response:
@@ -241,11 +244,15 @@ def _stream_name(members: Mapping[str, Any]) -> str | None:
 
 
 def check_signature_form(headers: dict[str, str]) -> None:
-    """The signature must be complete, but it is not verified: any credentials will do."""
+    """The signature must be complete, but it is not verified: all credentials are accepted."""
     authorization = headers.get("authorization")
     if authorization is None:
         raise LocalError("MissingAuthenticationTokenException", "Missing Authentication Token")
-    missing = [f"Authorization header requires '{p}' parameter." for p in _HEADER_PARTS if f"{p}=" not in authorization]
+    missing = [
+        f"Authorization header requires '{part}' parameter."
+        for part in _AUTHORIZATION_PARTS
+        if f"{part}=" not in authorization
+    ]
     if "x-amz-date" not in headers and "date" not in headers:
         missing.append("Authorization header requires existence of either a 'X-Amz-Date' or a 'Date' header.")
     if missing:
@@ -257,14 +264,15 @@ class AdminHttpApp:
     """`/health`, and the admin endpoint for faults and resets:
 
         GET    /health          {"status": "ok", ...} as soon as the server answers
-        GET    /_local/faults   the rules, and how often each has matched and struck
+        GET    /_local/faults   the rules; each counts how often it has `matched` and `struck` (was applied)
         POST   /_local/faults   adds one rule or a list: `{"operation": "PutRecords", "fault": "throttle", "times": 1}`
         DELETE /_local/faults   removes every rule
         POST   /_local/reset    removes every rule and stream, and creates the streams of `create` again
 
-    Requests are not authenticated, so the server listens on loopback by default. But web pages that are open on this
-    machine can send requests there too. So all paths but /health need the header `x-anabranch`, which a page cannot
-    send to another origin, and a Host that no public domain has: a domain can point to this machine (DNS rebinding).
+    Requests are not authenticated, so the server listens on loopback by default. But web pages in a browser on this
+    machine can also send requests to it. So all paths except /health need two things. One is the header `x-anabranch`,
+    which a page cannot send to another origin. The other is a Host header that is not a public domain name, because an
+    attacker's domain can resolve to this machine (DNS rebinding).
     """
 
     faults: Faults
@@ -303,7 +311,7 @@ class AdminHttpApp:
     def _change_faults(self, request: Request) -> Response:
         if request.method == "POST":
             try:
-                rules = _FAULT_RULES.decode(request.body)
+                rules = _FAULT_RULES_DECODER.decode(request.body)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 return _admin_error(400, f"not a fault rule or a list of them: {error}")
             for rule in rules if isinstance(rules, list) else [rules]:
@@ -319,12 +327,12 @@ class AdminHttpApp:
         return _admin_response({"status": "reset"})
 
 
-def is_local_host(host: str, served: str) -> bool:
-    """Whether a Host header names this machine without asking a public name server: an IP address, `localhost`, a name
-    without a dot, such as a container's, or the name that the server was started with.
+def is_local_host(host: str, server_host: str) -> bool:
+    """Whether a Host header cannot be a public domain name. Allowed are an IP address, `localhost`, a name without a
+    dot, such as a container's, and the host that the server was started with.
     """
     name = host.lower().rpartition("]")[0].removeprefix("[") or host.lower().partition(":")[0]
-    if not name or name == served.lower() or "." not in name or name.endswith(".localhost"):
+    if not name or name == server_host.lower() or "." not in name or name.endswith(".localhost"):
         return bool(name)
     try:
         ipaddress.ip_address(name)

@@ -119,7 +119,12 @@ class OrderPerKey(facts.Checker):
         match fact:
             case facts.RecordWritten(record):
                 insort(self._keys[record.partition_key].written, record.position)
-            case facts.RecordExcused(record) | facts.LetterWritten(record=record) | facts.SkipReported(record=record):
+            case (
+                facts.RecordExcused(record)
+                | facts.RecordUnreadable(record)
+                | facts.LetterWritten(record=record)
+                | facts.SkipReported(record=record)
+            ):
                 self._keys[record.partition_key].finish(record.position)
             case facts.CallStarted(call):
                 self._start(call)
@@ -165,6 +170,8 @@ class ParentsFirst(_UnfinishedRecords):
         match fact:
             case facts.ShardOpened(shard_id, parents):
                 self._parents[shard_id] = parents
+            case facts.RecordUnreadable(record):
+                self.unfinished[record.shard_id].pop(record.position, None)
             case facts.CallStarted(call):
                 for parent in self._parents.get(call.shard_id, ()):
                     if left := self.unfinished.get(parent):

@@ -114,6 +114,14 @@ class RecordExcused(Fact, frozen=True):
     record: StreamRecord
 
 
+class RecordUnreadable(Fact, frozen=True):
+    """The record was trimmed with its shard, and only then the shard got a lease. So no other record has to wait for
+    this one, but the loss must still be reported.
+    """
+
+    record: StreamRecord
+
+
 class RecordDeleted(Fact, frozen=True):
     """The record was deleted with its stream. Only a process that has already read it can still handle it."""
 

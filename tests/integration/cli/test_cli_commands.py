@@ -57,7 +57,7 @@ def test_a_running_fleet_resumes_a_stopped_shard_and_skips_its_record(server, cl
     wait_for_stop(worker)
     resumed = cli("apps", "resume", "billing", "0", "--leases", leases, "--json").json
     assert (resumed["state"], resumed["position"]) == ("applied", None)
-    assert resumed["result"].startswith("resumed: its record is tried once more (by worker one#")
+    assert resumed["result"].startswith("resumed: the record at which it stopped is tried again (by worker one#")
     wait_for(lambda: worker.handled.count(b"poison") == 2, "the second attempt")
     wait_for_stop(worker)
     skipped = cli("apps", "skip", "billing", "0", failing, "--leases", leases, "--json").json
@@ -79,7 +79,9 @@ def test_without_a_fleet_the_command_itself_resumes_and_skips(server, cli, lease
     worker.stop()
     resumed = cli("apps", "resume", "billing", "0", "--leases", leases)
     assert resumed.err == ""
-    assert resumed.out == (f"billing/{SHARD}: resumed: its record is tried once more (no worker was running)\n")
+    assert resumed.out == (
+        f"billing/{SHARD}: resumed: the record at which it stopped is tried again (no worker was running)\n"
+    )
     skipped = cli("apps", "skip", "billing", "0", failing, "--leases", leases)
     assert skipped.err == ""
     assert skipped.out == f"billing/{SHARD}: record {failing} will be skipped (no worker was running)\n"

@@ -154,7 +154,7 @@ def test_a_stopped_shard_is_explained_by_its_record(worker, server, cli):
     assert skip in cli("explain", "billing").out.replace("\n", " ")
     tried = cli(*shlex.split(resume)[1:])
     assert (tried.code, tried.err) == (0, "")
-    assert "resumed: its record is tried once more" in tried.out
+    assert "resumed: the record at which it stopped is tried again" in tried.out
     wait_for(lambda: any(state.phase == "stopped" for state in worker.consumer.status().shards), "the stop again")
     passed = cli(*shlex.split(skip)[1:], "--json").json
     assert (passed["state"], passed["action"]) == ("applied", "skip")

@@ -23,7 +23,9 @@ _AGGREGATE_BYTES_MAX = 1 << 20
 
 
 class _ReadableShards(facts.Checker):
-    """Checks nothing. It notes which shards a worker could have read: those that had a lease while they were listed."""
+    """Checks nothing. It notes which shards a worker could have read: those that had a lease while they were listed.
+    Of the others, it tells the journal that their records cannot be read any more.
+    """
 
     def __init__(self, stream):
         super().__init__()
@@ -34,6 +36,8 @@ class _ReadableShards(facts.Checker):
         match fact:
             case facts.LeaseCreated(write) if write.shard_id in self._stream.listed_shards():
                 self.shards[write.shard_id] = None
+            case facts.LeaseCreated(write) if write.shard_id not in self.shards:
+                self._stream.tell_unreadable(write.shard_id)
 
 
 class HarshStream(SimulatedStream):
@@ -147,6 +151,10 @@ class HarshStream(SimulatedStream):
             if self.exists
             else set()
         )
+
+    def tell_unreadable(self, shard_id):
+        for _, record in self._kept.get(shard_id, ()):
+            self._journal.tell(facts.RecordUnreadable(record))
 
     def excuse(self, shard_id, since_seconds):
         """A consumer reported that records of this shard were lost, so its trimmed records need not be handled. The

@@ -13,7 +13,7 @@ from anabranch._engine.handler_calls import (
     HandlerCall,
     HandlerOptions,
     coroutine_stack,
-    place_in,
+    describe_stack,
     task_stack,
     thread_stack,
 )
@@ -169,7 +169,7 @@ def test_a_coroutine_that_waits_is_followed_to_where_it_waits():
         task = asyncio.create_task(handle(event))
         await asyncio.sleep(0)
         assert names(task_stack(task)) == ["handle", "wait_inside", "wait"]
-        assert place_in(task_stack(task)).startswith("handle (test_handler_calls.py:")
+        assert describe_stack(task_stack(task)).startswith("handle (test_handler_calls.py:")
         event.set()
         await task
         assert names(task_stack(task)) == []
@@ -230,4 +230,4 @@ def test_a_thread_is_shown_without_what_started_it():
 @pytest.mark.parametrize("stack", [thread_stack(None), task_stack(None), coroutine_stack(object())])
 def test_what_cannot_be_found_is_an_empty_stack(stack):
     assert names(stack) == []
-    assert place_in(stack) is None
+    assert describe_stack(stack) is None

@@ -252,7 +252,7 @@ def test_a_cancelled_connection_attempt_leaves_nothing_open_and_frees_its_place(
             with pytest.raises(asyncio.CancelledError):
                 await call
             await server.all_gone()
-            assert not client._pools["all"]._turns.locked()
+            assert client._pools["all"]._free_turns == 1
             await client.close()
 
     run(main)

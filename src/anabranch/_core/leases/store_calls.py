@@ -1,9 +1,9 @@
 """The store calls of the lease protocol as values, and the answers to them.
 
-The core decides which call comes next and never performs one. Its operations are generators: they yield what to do and
+The core decides which call comes next and never performs one. Its operations are generators: they yield an `Action` and
 are resumed with an `Answer`. A driver performs each action with a deadline: the engine over asyncio, the protocol
-simulator over a simulated network. No answer within the deadline is an answer too (`NoAnswer`): the call may have taken
-effect, or may still do so.
+simulator over a simulated network. After the deadline the answer is `NoAnswer`: the call may have taken effect, or may
+still do so.
 """
 
 from collections.abc import Generator, Sequence
@@ -35,10 +35,12 @@ T = TypeVar("T")
 
 
 class Moment(NamedTuple):
-    """Now, on both clocks of this process."""
+    """A point in time, on both clocks of this process."""
 
     now_ms: int
+    """The monotonic clock."""
     wall_ms: int
+    """The wall clock: milliseconds since 1970."""
 
 
 class NoAnswer(msgspec.Struct, frozen=True):
@@ -50,7 +52,7 @@ class NoAnswer(msgspec.Struct, frozen=True):
 
 class Answer(NamedTuple):
     value: Any
-    """Of a store call: what the store returned, or `NoAnswer`."""
+    """For a store call: what the store returned, or `NoAnswer`."""
     moment: Moment
     """When it was received."""
 
@@ -71,10 +73,13 @@ class OpenApp(StoreCall[AppRow], frozen=True):
 class ReadApp(StoreCall[AppRow | None], frozen=True): ...
 
 
-class ReadIncarnation(StoreCall[str], frozen=True): ...
+class ReadIncarnation(StoreCall[str], frozen=True):
+    """Ask the store for the identity of its storage (rule L13)."""
 
 
 class RecordIncarnation(StoreCall[AppRow | None], frozen=True):
+    """Write a new identity of the storage into the app row."""
+
     expected: str
     incarnation: str
 
@@ -91,20 +96,23 @@ class PollStore(StoreCall[Poll], frozen=True): ...
 
 
 class Seal(StoreCall[MemberRow | None], frozen=True):
-    """End a member that missed its heartbeats (rule L3)."""
+    """Declare a member dead that missed its heartbeats, so that others can take its leases (rule L3)."""
 
     member_id: str
     observed_counter: int
 
 
 class Leave(StoreCall[MemberRow | None], frozen=True):
+    """End this process's own membership."""
+
     member_id: str
 
 
 class RequestHandOff(StoreCall[MemberRow | None], frozen=True):
-    """Ask a live member for a lease (rule L12), or for a look at its own leases (rule L18)."""
+    """Ask a live member to give a lease (rule L12), or to check the rows of the leases that it holds (rule L18)."""
 
     donor: str
+    """The member that is asked."""
     request: HandOffRequest | LookRequest
 
 
@@ -150,7 +158,7 @@ class TakeLease(StoreCall[LeaseRow | Conflict], frozen=True):
     expected_owner: str | None
     expected_version: int
     epoch_floor: int = 0
-    """The new epoch is above this. The lease machine sets it right before the call."""
+    """The store makes the new epoch larger than this. The lease machine sets it right before the call."""
 
 
 class WriteLease(StoreCall[LeaseRow | Conflict], frozen=True):
@@ -172,27 +180,29 @@ class WriteControl(StoreCall[bool], frozen=True):
 
 class Wait(msgspec.Struct, frozen=True):
     until_ms: int
+    """On the monotonic clock."""
     wakeable: bool = False
-    """Whether it ends early when the driver is woken."""
+    """Whether the wait ends early when the driver is woken."""
 
 
 class Description(msgspec.Struct, frozen=True):
-    """What only the worker knows: for its heartbeats, and for its status row."""
+    """What the core needs from the engine for a worker's heartbeats and its status row."""
 
     reads_healthy: bool = True
     shards: tuple[ShardStatus, ...] = ()
-    """All, from the worst to the best."""
+    """All shards of this worker, from the worst to the best."""
 
 
 class Describe(msgspec.Struct, frozen=True):
-    """Answered with a `Description`."""
+    """Ask the engine for a `Description`."""
 
 
 class ListShards(msgspec.Struct, frozen=True):
-    """List the shards of the stream that is being started. The answer is the list of all shards."""
+    """List the shards of the stream that is being started. The answer is the complete listing."""
 
     shard_filter: ShardFilter | None
 
 
 Action: TypeAlias = StoreCall[Any] | Wait | Describe | ListShards
 Steps: TypeAlias = Generator[Action, Answer, T]
+"""An operation of the core, which returns a `T`."""

@@ -87,7 +87,7 @@ class ReadHealth:
         if self._failing_since_ms is None:
             self._failing_since_ms = now_ms
 
-    def is_good(self, now_ms: int, *, holds_shards: bool) -> bool:
+    def is_healthy(self, now_ms: int, *, holds_shards: bool) -> bool:
         since_ms = self._failing_since_ms
         if since_ms is None:
             return True

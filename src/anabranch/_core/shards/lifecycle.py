@@ -26,9 +26,9 @@ from anabranch._core.shards.graph import (
     ancestors_by_keys,
     creation_order,
     deleted_shards,
+    descendants_of_unfinished,
     gaps,
     has_overlap,
-    still_to_come,
     unread_since,
     was_taken,
 )
@@ -108,7 +108,7 @@ def plan_bootstrap(
     if uncovered or overlapping:
         return IncompleteListing(uncovered, overlapping)
     scope = {shard.shard_id: shard for shard in listing}
-    return missing_leases(stream, ShardGraph().united(shards=listing, rows=rows), scope, rows)
+    return missing_leases(stream, ShardGraph().extended(shards=listing, rows=rows), scope, rows)
 
 
 def missing_leases(
@@ -119,7 +119,7 @@ def missing_leases(
     """
     behind = accounted_for(graph, rows)
     unread = [shard_id for shard_id in dict.fromkeys([*scope, *deleted_shards(rows)]) if shard_id not in behind]
-    ahead = still_to_come(graph, unread, rows)
+    ahead = descendants_of_unfinished(graph, unread, rows)
     candidates = {shard_id: None for shard_id in unread if shard_id not in ahead}
     oldest = [
         shard_id for shard_id in candidates if not any(parent in candidates for parent in graph.parents(shard_id))
@@ -192,10 +192,10 @@ def _lease(
     by_keys: RowsByKeys,
 ) -> LeaseRow:
     parents = graph.parents(shard_id)
-    near = by_keys.near(graph.hash_key_range(shard_id))
+    sharing = by_keys.overlapping(graph.hash_key_range(shard_id))
     # Ancestors by hash keys count too, because shards between them may have been trimmed unseen. They are finished:
     # otherwise their ends would create this lease. But its fence tokens must be above theirs (rule U3).
-    before = [row.key.shard_id for row in ancestors_by_keys(graph, shard_id, near)]
+    before = [row.key.shard_id for row in ancestors_by_keys(graph, shard_id, sharing)]
     waits_for = tuple(sorted({name for name in (*parents, *before) if name in by_id}))
     # A shard with a parent in scope was created after the origin: read all of it.
     is_root = not waits_for and not any(parent in scope for parent in parents)
@@ -205,7 +205,7 @@ def _lease(
         waits_for=waits_for,
         version=first_version(waits_for, [by_id[name] for name in waits_for]),
         hash_key_range=graph.hash_key_range(shard_id),
-        checkpoint=Checkpoint(seen_through_seconds=unread_since(graph, shard_id, near, by_id)),
+        checkpoint=Checkpoint(seen_through_seconds=unread_since(graph, shard_id, sharing, by_id)),
     )
 
 
@@ -358,7 +358,7 @@ def removable(rows: Sequence[LeaseRow], graph: ShardGraph, listed_now: Collectio
     `rows` are all rows of one stream and generation; `listed_now` are the shards of a complete, recent listing.
     """
     by_id = {row.key.shard_id: row for row in rows}
-    full_graph = graph.united(rows=rows)
+    full_graph = graph.extended(rows=rows)
     waiting: dict[str, list[str]] = {}
     for row in rows:
         for parent in row.waits_for:

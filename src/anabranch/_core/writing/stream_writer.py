@@ -188,9 +188,9 @@ class StreamWriter(Generic[R]):
             raise
         return record
 
-    def put_made(self, record: R, cost_bytes: int, now_ms: int) -> R:
-        """As `put`, for a record that exists already. Its data must not be longer than `tagged_bytes_max` if it has
-        tags.
+    def put_record(self, record: R, cost_bytes: int, now_ms: int) -> R:
+        """Like `put`, for a record object that exists already. If it has tags, its data must not be longer than
+        `tagged_bytes_max`.
         """
         partition_key, explicit_hash_key = record.partition_key, record.explicit_hash_key
         if cost_bytes > self._fitting_cost_bytes:

@@ -1,8 +1,8 @@
 """The producer's engine: a buffer for the records of all streams, and one task that sends them.
 
-In each step the task asks every stream that is due for calls, starts them, and wakes the callers whose records have an
-outcome. A step runs after a put, and when a deadline has passed. A response runs a step itself, so its callers do not
-wait for the task. There is one timer, and none while the producer is idle.
+In each step the task asks every stream that is due which calls to make, starts these calls, and wakes the callers whose
+records have an outcome. A step runs after a put, and when a deadline has passed. A response runs a step itself, so its
+callers do not wait for the task. There is one timer, and none while the producer is idle.
 
 Puts are queued in call order. While some wait for buffer space, `put_nowait` raises `BufferFull`. Free space goes to
 the put that has waited longest. Failures that nobody has seen keep their space; if a full buffer holds nothing else,
@@ -61,8 +61,8 @@ class Delivery(OutgoingRecord, gc=False, eq=False):
     Cancelling the await does not cancel the record.
     """
 
-    # There may be millions of handles. So a handle is the record itself and shares all state with its bundle. A future
-    # exists only while somebody awaits.
+    # There may be millions of deliveries. So each one is the record itself and shares all other state with its bundle.
+    # A future exists only while somebody awaits.
 
     def __await__(self) -> Generator[Any, None, PutResult]:
         while not self.bundle.is_settled:
@@ -91,7 +91,9 @@ class Delivery(OutgoingRecord, gc=False, eq=False):
         return self.put_result
 
     def on_bundle_end(self, callback: Callable[[], None]) -> bool:
-        """Calls back once when its bundle is settled or dissolved. False if that has happened already."""
+        """Calls back once when its bundle is settled, or when the record moves to another bundle. False if that has
+        happened already.
+        """
         bundle: Bundle = self.bundle
         if bundle.waiters is None:
             bundle.waiters = []
@@ -103,7 +105,7 @@ class Delivery(OutgoingRecord, gc=False, eq=False):
 class TracedDelivery(Delivery, gc=False, eq=False):
     put_span: PutSpan
     carries_parent: bool
-    """False for a record that is too large for an aggregate."""
+    """Whether the trace's parent is sent with the record. Not if the record is too large for an aggregate."""
 
     @property
     def tags(self) -> tuple[Tag, ...]:
@@ -144,10 +146,10 @@ def _put_traced(
     now_ms: int,
     span: PutSpan,
 ) -> Delivery:
-    bundle: Any = None  # it joins one
-    carries = len(data) <= writer.tagged_bytes_max
-    record = TracedDelivery(bundle, 0, partition_key, explicit_hash_key, data, now_ms, span, carries)
-    return writer.put_made(record, cost_bytes, now_ms)
+    bundle: Any = None  # `put_record` sets it
+    carries_parent = len(data) <= writer.tagged_bytes_max
+    record = TracedDelivery(bundle, 0, partition_key, explicit_hash_key, data, now_ms, span, carries_parent)
+    return writer.put_record(record, cost_bytes, now_ms)
 
 
 def delivery_failed(results: list[PutResult]) -> DeliveryFailed:
@@ -167,7 +169,8 @@ async def _list_stream(
     summary = None
     try:
         if with_summary:
-            # Many producers lack this permission. We assume that keys select the shard, as in nearly all streams.
+            # Many producers lack this permission. Without a summary we assume that the hash key of a record selects its
+            # shard. Only streams with the record distribution AUTO differ.
             with suppress(AccessDeniedError):
                 summary = await kinesis.describe_stream_summary(stream)
         answer = await kinesis.list_shards(stream, shard_filter=AT_LATEST)
@@ -177,7 +180,7 @@ async def _list_stream(
             shards += answer.shards
     except AnabranchError as error:
         return error
-    except Exception as error:  # noqa: BLE001 -- supervisor: the listing is retried, records are sent alone until then
+    except Exception as error:  # noqa: BLE001 -- supervisor: the listing is retried, records are not aggregated until then
         return TransportError(f"unexpected error while listing shards: {error!r}")
     return shards, summary
 
@@ -208,10 +211,10 @@ class Writer:
         self._streams: dict[str, StreamWriter[Delivery]] = {}
         # the buffer
         self._limit_bytes = self.buffer_bytes
-        """The limit for puts that do not wait; -1 while others wait, and after the end."""
+        """The limit for puts that do not wait; -1 (none may be put) while others wait, and after the end."""
         self._queue: deque[_QueuedPut] = deque()
         self._seen: deque[OutgoingRecord] = deque()
-        """Failures that were seen, also from other threads. Their space is free, but not given away yet."""
+        """Failures that were seen, also from other threads. The next step frees their space."""
         self._cached_now_ms: int | None = None
         # the task
         self._loop = asyncio.get_running_loop()
@@ -219,15 +222,16 @@ class Writer:
         self._tasks = asyncio.TaskGroup()
         self._alarm = Alarm(self._clock)
         self._is_awake = False
-        """Whether the task has been woken already, and will see what is put now."""
+        """Whether a step is due or running anyway, so a put need not wake the task."""
         self._armed_ms: int | None = None
-        """When the task wakes up by itself."""
+        """When the timer will wake the task; None if there is no timer."""
         self._flush_alarms: list[Alarm] = []
-        """They ring after each step, for flushes that wait."""
+        """One for each flush that waits. They ring after each step."""
         # the end
         self._stop_error: AnabranchError | None = None
         """Why no new puts are accepted. The first reason stays."""
         self._failure: ProducerError | None = None
+        """The unexpected error that ended the task."""
         self._is_closing = False
         """`close` will raise the unseen failures, so they need no log line."""
 
@@ -319,19 +323,19 @@ class Writer:
                 if self.tracing is None:
                     delivery = writer.put(data, partition_key, explicit_hash_key, cost_bytes, now_ms)
                 else:
-                    put = self._begin_and_put
+                    put = self._put_with_span
                     delivery = put(writer, data, partition_key, explicit_hash_key, cost_bytes, now_ms)
                 self.used_bytes += cost_bytes
             finally:
                 if not self._is_awake and writer.tick_at_ms == 0:
                     self._wake()
         except TypeError:
-            if not isinstance(partition_key, str):  # checked only here, for speed
+            if not isinstance(partition_key, str):  # checked only after an error, for speed
                 raise wrong_partition_key(partition_key) from None
             raise
         return delivery
 
-    def _begin_and_put(
+    def _put_with_span(
         self,
         writer: StreamWriter[Delivery],
         data: bytes,
@@ -340,7 +344,7 @@ class Writer:
         cost_bytes: int,
         now_ms: int,
     ) -> Delivery:
-        """As `StreamWriter.put`, with a span."""
+        """Like `StreamWriter.put`, with a span for tracing."""
         assert self.tracing is not None
         span = self.tracing.begin_put(writer.name.name, partition_key)
         if span is None:
@@ -361,19 +365,19 @@ class Writer:
     ) -> tuple[str, bytes] | None:
         """Like `put_nowait` in a loop, but faster. Returns the first item that does not fit; None if all did.
 
-        Values of exactly the `unencoded_type` are not encoded.
+        A value whose type is exactly `unencoded_type` is put as it is; `encode` gets all others.
         """
         writer = self._streams.get(stream) or self._open(stream)
         put, append = writer.put, deliveries.append
         if self.tracing is not None:
-            put = partial(self._begin_and_put, writer)
+            put = partial(self._put_with_span, writer)
         now_ms = self._cached_now_ms or self._cache_now()
         partition_key: Any = ""
         try:
             for partition_key, value in items:
                 data: Any = value if type(value) is unencoded_type else encode(value)
-                cost_bytes = len(data) + len(partition_key) + RECORD_COST_BYTES  # as above
-                # Read again for each item: the iterator may put records itself.
+                cost_bytes = len(data) + len(partition_key) + RECORD_COST_BYTES  # `cost_of`, inlined for speed
+                # `used_bytes` is read again for each item, because the iterator may put records itself.
                 used_bytes = self.used_bytes + cost_bytes
                 if used_bytes > self._limit_bytes:
                     return partition_key, data
@@ -391,7 +395,7 @@ class Writer:
     async def put(
         self, stream: str, data: bytes, partition_key: str, explicit_hash_key: str | None, wait_seconds: float | None
     ) -> Delivery:
-        """Waits only for buffer space, after the puts that already wait."""
+        """Waits for buffer space, behind the puts that already wait. Does not wait for the delivery."""
         if not isinstance(partition_key, str):
             raise wrong_partition_key(partition_key)
         cost_bytes = cost_of(data, partition_key)
@@ -399,7 +403,7 @@ class Writer:
             return self.put_nowait(stream, data, partition_key, explicit_hash_key)
         if self._stop_error is not None or cost_bytes > self.buffer_bytes:
             raise self._full_error(cost_bytes)
-        check_keys(partition_key, explicit_hash_key)  # raises now instead of when there is space
+        check_keys(partition_key, explicit_hash_key)  # raises before the wait, not after it
         future: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
         span = None if self.tracing is None else self.tracing.begin_put(stream, partition_key)
         self._queue.append(_QueuedPut(stream, data, partition_key, explicit_hash_key, cost_bytes, future, span))
@@ -445,7 +449,7 @@ class Writer:
 
     @property
     def is_empty(self) -> bool:
-        """No pending records and no unseen failures."""
+        """No pending records, no unseen failures and no waiting puts."""
         return not self.used_bytes and not self._queue
 
     def _admit(self) -> None:
@@ -572,7 +576,9 @@ class Writer:
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def _step_after_response(self) -> None:
-        """Takes a step now. Wakes the task only if its timer has to change."""
+        """Takes a step now. Wakes the task only if its timer has to change. A timer that is too early may stay, unless
+        none is needed.
+        """
         deadline_ms, armed_ms = self._step(), self._armed_ms
         timer_is_right = armed_ms is None if deadline_ms is None else armed_ms is not None and armed_ms <= deadline_ms
         if not timer_is_right:

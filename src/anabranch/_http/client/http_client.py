@@ -9,6 +9,7 @@ are busy, callers wait in line. Calls in progress need no timers: one sweep chec
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
@@ -32,10 +33,12 @@ class ConnectionPool:
         self._timeouts = timeouts
         self._buffers = buffers
         self._loop = asyncio.get_running_loop()
-        self._turns = asyncio.Semaphore(connections_max)
-        """Each call holds one while it has a connection, and callers wait in line for it. A connection is only opened
-        if none is idle, so there are never more connections than turns.
+        self._free_turns = connections_max
+        """Each call holds a turn while it has a connection. A connection is only opened if none is idle, so there are
+        never more connections than turns. An asyncio.Semaphore would make an idle poll 3 % more expensive.
         """
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        """Callers that wait for a turn."""
         self._idle: list[ClientConnection] = []
         self._busy: dict[ClientConnection, None] = {}
         self._sweep: asyncio.TimerHandle | None = None
@@ -47,14 +50,14 @@ class ConnectionPool:
         """
         if self._closed:
             raise UsageError("this client is closed")
-        if self._turns.locked():
-            await self._wait(deadline)
+        if self._free_turns:
+            self._free_turns -= 1
         else:
-            await self._turns.acquire()  # does not wait
+            await self._wait(deadline)
         try:
             connection = self._take_idle(surely_open=surely_open) or await self._dial(deadline)
         except BaseException:
-            self._turns.release()
+            self._pass_turn_on()
             raise
         self._busy[connection] = None
         self._watch(_SWEEP_SECONDS)
@@ -73,7 +76,7 @@ class ConnectionPool:
         del self._busy[connection]
         if connection.release():
             self._idle.append(connection)
-        self._turns.release()
+        self._pass_turn_on()
 
     async def close(self) -> None:
         """Fails calls in progress with a TransportError, and returns when all connections are closed."""
@@ -89,16 +92,30 @@ class ConnectionPool:
             await connection.wait_closed()
 
     async def _wait(self, deadline: float) -> None:
+        waiter = self._loop.create_future()
+        self._waiters.append(waiter)
         try:
             async with asyncio.timeout_at(deadline):
-                await self._turns.acquire()
-        except TimeoutError:
+                await waiter
+        except BaseException as error:
+            if waiter.done() and not waiter.cancelled():
+                self._pass_turn_on()
+            if not isinstance(error, TimeoutError):
+                raise
             where = self._dialer.endpoint.url
             busy = f"all {self._connections_max} connections to {where} were busy until the deadline of the call"
             raise TransportError(busy, maybe_sent=False) from None
         if self._closed:
-            self._turns.release()
+            self._pass_turn_on()
             raise TransportError("the client was closed", maybe_sent=False)
+
+    def _pass_turn_on(self) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+        self._free_turns += 1
 
     def _take_idle(self, *, surely_open: bool) -> ClientConnection | None:
         while self._idle:

@@ -1,9 +1,9 @@
 """Simulated processes on one event loop, and the network between them and the services.
 
 Each process can be paused, stalled and killed, and has its own clocks. A process is a `contextvars` context: every
-task, timer and callback created inside it belongs to it. Before each callback, the loop asks whether its process runs
-now. The callbacks of a paused process wait until it resumes, in order; those of a dead process never run. A stalled
-process runs only its heartbeats.
+task, timer and callback created inside it belongs to it. Before each callback, the loop asks the `ProcessScheduler`
+whether its process runs now. The callbacks of a paused process wait until it resumes, and then run in order. Those of a
+dead process never run. A stalled process runs only its heartbeats.
 
 On the network, messages take time, get lost, or arrive late or twice. A request takes effect when it arrives at the
 service, even if its caller has given up, is paused or is dead.
@@ -28,7 +28,7 @@ _CURRENT_PROCESS: contextvars.ContextVar[tuple["SimulatedProcess", ProcessPart] 
     "process", default=None
 )
 WALL_START_MS = 1_700_000_000_000
-"""The wall clock, in the moment in which a simulation starts."""
+"""The wall-clock time at the start of each simulation."""
 
 
 class SimulatedProcess:
@@ -38,22 +38,24 @@ class SimulatedProcess:
         self.paused_until = 0.0
         self.stalled_until = 0.0
         self.cut_until: dict[str, float] = {}
-        """By service (`store`, `stream`): until when no message passes between it and this process."""
+        """For each service (`store`, `stream`): until when this process is cut off from it."""
         self.clock = SimulatedClock(fleet.loop, rate_ppm)
         self.context = contextvars.Context()
         self.context.run(_CURRENT_PROCESS.set, (self, "main"))
         self._loop = fleet.loop
         self._clock_stops = clock_stops
-        """Whether its monotonic clock stops while it is paused, as on a suspended machine."""
+        """Whether a pause also stops its monotonic clock, as on a suspended machine."""
         self._tell = fleet.journal.tell
 
     def report_commits_blocked(self, seconds: float, *, since: float | None = None) -> None:
         """Tells the checkers that the process cannot commit for this long, from now or from `since`."""
-        begins = self._loop.time() if since is None else since
-        self._tell(CommitsBlocked(self.name, int(begins * 1000), int((begins + seconds) * 1000) + 1))
+        starts = self._loop.time() if since is None else since
+        self._tell(
+            CommitsBlocked(self.name, int(starts * 1000), int((starts + seconds) * 1000) + 1)
+        )  # rounded outwards
 
     def world_ms(self) -> int:
-        """The true time. No process can see it; its own clock may run fast or slow."""
+        """The true time, for the checkers. The process sees only its own clock, which may run fast or slow."""
         return int(self._loop.time() * 1000)
 
     def spawn(self, work: Any, name: str) -> asyncio.Task[Any]:
@@ -95,41 +97,42 @@ class ProcessScheduler:
 
     def _context_for(self, coroutine: Any) -> contextvars.Context | None:
         """Heartbeats have their own thread in a real process, so they have their own context here."""
-        running = _CURRENT_PROCESS.get()
-        if running is None or coroutine.cr_code is not HeartbeatSender.run.__code__:
+        owner = _CURRENT_PROCESS.get()
+        if owner is None or coroutine.cr_code is not HeartbeatSender.run.__code__:
             return None
         context = contextvars.copy_context()
-        context.run(_CURRENT_PROCESS.set, (running[0], "heartbeat"))
+        context.run(_CURRENT_PROCESS.set, (owner[0], "heartbeat"))
         return context
 
     def _may_run(self, handle: asyncio.Handle) -> bool:
-        running = handle._context.get(_CURRENT_PROCESS)  # type: ignore[attr-defined]  # noqa: SLF001 -- no public way to read it
-        if running is None:
+        owner = handle._context.get(_CURRENT_PROCESS)  # type: ignore[attr-defined]  # noqa: SLF001 -- no public way to read it
+        if owner is None:
             return True
-        process, part = running
+        process, part = owner
         if not process.is_alive:
             self._dead.append(handle)
             return False
         resumes_at = process.resumes_at(part)
-        if self._loop.time() >= resumes_at and running not in self._deferred:
+        if self._loop.time() >= resumes_at and owner not in self._deferred:  # earlier callbacks must run first
             return True
-        if running not in self._deferred:
-            self._deferred[running] = []
-            self._loop.call_at(resumes_at, self._release, running, context=contextvars.Context())
-        self._deferred[running].append(handle)
+        if owner not in self._deferred:
+            self._deferred[owner] = []
+            self._loop.call_at(resumes_at, self._release, owner, context=contextvars.Context())
+        self._deferred[owner].append(handle)
         return False
 
-    def _release(self, running: tuple[SimulatedProcess, ProcessPart]) -> None:
-        process, part = running
+    def _release(self, owner: tuple[SimulatedProcess, ProcessPart]) -> None:
+        """Runs the deferred callbacks, unless the pause was extended meanwhile."""
+        process, part = owner
         if self._loop.time() < (resumes_at := process.resumes_at(part)):
-            self._loop.call_at(resumes_at, self._release, running, context=contextvars.Context())
+            self._loop.call_at(resumes_at, self._release, owner, context=contextvars.Context())
             return
-        for handle in self._deferred.pop(running):
+        for handle in self._deferred.pop(owner):
             self._loop.resume(handle)
 
 
 class SimulatedClock(TimerClock):
-    """A process's clocks: a monotonic clock, which may run fast or slow or stop, and the wall clock, which is right."""
+    """A process's clocks: a monotonic clock, which may run fast or slow or stop, and a wall clock, which is exact."""
 
     def __init__(self, loop: SimulationLoop, rate_ppm: int) -> None:
         self._loop = loop
@@ -164,7 +167,7 @@ class _ClockTimer:
         return self._loop.call_later(max(1, self._at_ms - self._clock.now_ms()) / 1000, self._due)
 
     def _due(self) -> None:
-        if self._clock.now_ms() < self._at_ms:
+        if self._clock.now_ms() < self._at_ms:  # the process's clock is slow, or was stopped
             self._handle = self._arm()
         else:
             self._callback()
@@ -172,16 +175,24 @@ class _ClockTimer:
 
 MESSAGE_SECONDS_MAX = 0.030
 """The longest delay of a message that is not late."""
+_LATE_SECONDS = (1.5, 14)
+"""The delay of a late message. It may be longer than the client's timeout."""
+_TIMEOUT_SECONDS = (3, 8)
+"""The client's timeout."""
+_REPEATED_WITHIN_SECONDS = 5
 
 
 class Network:
+    """Carries the requests of processes to the services, and the answers back."""
+
     def __init__(self, fleet: "SimulatedFleet") -> None:
         self._loop = fleet.loop
         self._options = fleet.options
         self._random = fleet.random
         self.is_calm = False
-        """If so, no message is lost, late or repeated."""
+        """If so, no message is lost, late or repeated, except where a process is cut off."""
         self.is_closed = False
+        """After the run: every call fails at once."""
 
     async def call(
         self,
@@ -191,9 +202,8 @@ class Network:
         timeout_error: Exception,
         on_trouble: Callable[[], None] = lambda: None,
     ) -> Any:
-        """Returns or raises what the service does. Raises `timeout_error` after the client's timeout.
-
-        Calls `on_trouble` when the request or its answer is lost or late.
+        """Calls `request` at the service, and returns its result or raises its error. Raises `timeout_error` after the
+        client's timeout. Calls `on_trouble` when the request or its answer is lost or late.
         """
         if self.is_closed:
             raise timeout_error
@@ -201,10 +211,12 @@ class Network:
         if self._passes(process, service):
             self._later(self._delay(on_trouble), self._arrive, process, service, request, answer, on_trouble)
             if not self.is_calm and self._random.random() < self._options.repeated:
-                self._later(self._delay() + self._random.random() * 5, self._arrive, process, service, request)
+                delay = self._delay() + self._random.random() * _REPEATED_WITHIN_SECONDS
+                self._later(delay, self._arrive, process, service, request)
         else:
             on_trouble()
-        timer = self._loop.call_later(self._random.uniform(3, 8), self._deliver, answer, None, timeout_error)
+        timeout_seconds = self._random.uniform(*_TIMEOUT_SECONDS)
+        timer = self._loop.call_later(timeout_seconds, self._deliver, answer, None, timeout_error)
         try:
             return await answer
         finally:
@@ -218,6 +230,7 @@ class Network:
         answer: "asyncio.Future[Any] | None" = None,
         on_trouble: Callable[[], None] = lambda: None,
     ) -> None:
+        """The request takes effect at the service. `answer` is None for a repeated request: its answer goes nowhere."""
         if self.is_closed or self._is_cut(process, service):
             on_trouble()
             return
@@ -249,6 +262,7 @@ class Network:
         return self._loop.time() < process.cut_until.get(service, 0.0)
 
     def _passes(self, process: SimulatedProcess, service: str) -> bool:
+        """Whether this message arrives. Draws a random number, so call it once for each message."""
         if self._is_cut(process, service):
             return False
         return self.is_calm or self._random.random() >= self._options.lost
@@ -256,5 +270,5 @@ class Network:
     def _delay(self, on_late: Callable[[], None] = lambda: None) -> float:
         if not self.is_calm and self._random.random() < self._options.late:
             on_late()
-            return self._random.uniform(1.5, 14)
+            return self._random.uniform(*_LATE_SECONDS)
         return self._random.uniform(0.001, MESSAGE_SECONDS_MAX)

@@ -63,7 +63,7 @@ def test_a_parent_of_another_generation_opens_and_shuts_no_gate():
 # the end of a shard
 def test_a_split_makes_both_children_which_wait_for_their_parent_and_start_at_their_beginning():
     parent = lease("p", 0, 9)
-    graph = ShardGraph().united(child_shards=[child("b", 5, 9, "p"), child("a", 0, 4, "p")], rows=[parent])
+    graph = ShardGraph().extended(child_shards=[child("b", 5, 9, "p"), child("a", 0, 4, "p")], rows=[parent])
     end = plan_end(parent, graph, None, [parent])
     assert end == ShardEnd(
         (lease("a", 0, 4, waits_for=("p",)), lease("b", 5, 9, waits_for=("p",))), Finish("end", ("a", "b"))
@@ -73,24 +73,24 @@ def test_a_split_makes_both_children_which_wait_for_their_parent_and_start_at_th
 
 def test_an_end_without_children_or_with_half_of_them_waits():
     parent = lease("p", 0, 9)
-    graph = ShardGraph().united(rows=[parent])
+    graph = ShardGraph().extended(rows=[parent])
     assert plan_end(parent, graph, {}, [parent]) is None
-    half = graph.united(child_shards=[child("a", 0, 4, "p")])
+    half = graph.extended(child_shards=[child("a", 0, 4, "p")])
     assert plan_end(parent, half, {}, [parent]) is None
-    unknown = graph.united(rows=[lease("other", finish=Finish("end", ("a",))), lease("a", waits_for=("p",))])
+    unknown = graph.extended(rows=[lease("other", finish=Finish("end", ("a",))), lease("a", waits_for=("p",))])
     assert plan_end(parent, unknown, {}, [parent]) is None
 
 
 def test_children_of_a_shard_with_unknown_hash_keys_are_accepted_as_listed():
     parent = lease("p")
-    graph = ShardGraph().united(child_shards=[child("a", 0, 4, "p")])
+    graph = ShardGraph().extended(child_shards=[child("a", 0, 4, "p")])
     assert plan_end(parent, graph, None, [parent]).finish == Finish("end", ("a",))
 
 
 def test_a_child_that_the_other_finisher_has_made_is_not_made_again():
     parents = [lease("p", 0, 4), lease("q", 5, 9)]
     made = lease("c", 0, 9, waits_for=("p", "q"))
-    graph = ShardGraph().united(child_shards=[child("c", 0, 9, "p", "q")], rows=[*parents, made])
+    graph = ShardGraph().extended(child_shards=[child("c", 0, 9, "p", "q")], rows=[*parents, made])
     assert plan_end(parents[0], graph, None, [*parents, made]) == ShardEnd((), Finish("end", ("c",)))
 
 
@@ -101,9 +101,9 @@ def test_a_merged_child_waits_for_a_parent_that_has_no_row_yet():
         shard("p", 0, 9), shard("g", 10, 29), shard("q", 10, 19, "g"), shard("r", 20, 29, "g"),
         shard("c", 0, 19, "p", "q"),
     ]  # fmt: skip
-    told = ShardGraph().united(child_shards=[child("c", 0, 19, "p", "q")], rows=[p, g])
+    told = ShardGraph().extended(child_shards=[child("c", 0, 19, "p", "q")], rows=[p, g])
     assert plan_end(p, told, None, [p, g]) is None, "who q is must be listed first"
-    graph = told.united(shards=listing)
+    graph = told.extended(shards=listing)
     end = plan_end(p, graph, {each.shard_id: each for each in listing}, [p, g])
     assert end.rows == (
         lease("q", 10, 19, waits_for=("g",)),
@@ -116,7 +116,7 @@ def test_a_merged_child_does_not_bring_back_what_lies_behind_or_before_the_origi
     listing = [
         shard("g", 10, 29), shard("q", 10, 19, "g"), shard("r", 20, 29, "g"), shard("c", 0, 19, "p", "q"),
     ]  # fmt: skip
-    graph = ShardGraph().united(shards=listing, rows=[p, r])
+    graph = ShardGraph().extended(shards=listing, rows=[p, r])
     scope = {each.shard_id: each for each in listing}
     end = plan_end(p, graph, scope, [p, r])
     assert [row.key.shard_id for row in end.rows] == ["q", "c"], "g is behind r; q is an orphan, and is read first"
@@ -128,7 +128,7 @@ def test_a_merged_child_does_not_bring_back_what_lies_behind_or_before_the_origi
 def test_a_child_waits_for_an_old_lease_whose_line_was_trimmed_out_of_sight():
     p, old = lease("p", 0, 9), lease("a", 10, 14)
     listing = [shard("c", 0, 19, "p", "trimmed")]
-    graph = ShardGraph().united(shards=listing, rows=[p, old])
+    graph = ShardGraph().extended(shards=listing, rows=[p, old])
     end = plan_end(p, graph, {"c": listing[0]}, [p, old])
     assert end.rows == (lease("c", 0, 19, waits_for=("a", "p")),)
 
@@ -136,7 +136,7 @@ def test_a_child_waits_for_an_old_lease_whose_line_was_trimmed_out_of_sight():
 def test_a_child_does_not_wait_for_a_later_shard_even_if_the_lineage_between_them_is_not_listed():
     p, stray = lease("p", 0, 9), lease("shardId-000000000007", 0, 4)
     listing = [shard("shardId-000000000004", 0, 9, "p")]
-    graph = ShardGraph().united(shards=listing, rows=[p, stray])
+    graph = ShardGraph().extended(shards=listing, rows=[p, stray])
     end = plan_end(p, graph, {listing[0].shard_id: listing[0]}, [p, stray])
     assert end.rows == (lease("shardId-000000000004", 0, 9, waits_for=("p",)),)
 
@@ -145,7 +145,7 @@ def test_a_child_does_not_wait_for_a_later_shard_even_if_the_lineage_between_the
 def test_the_heirs_of_a_trimmed_shard_wait_for_it_and_start_at_their_beginning():
     p = replace(lease("p", 0, 9), start=STREAM.origin)
     listing = [shard("r", 0, 4, "q"), shard("s", 5, 9, "q"), shard("t", 0, 2, "r")]
-    graph = ShardGraph().united(shards=listing, rows=[p])
+    graph = ShardGraph().extended(shards=listing, rows=[p])
     end = plan_trimmed(STREAM, p, graph, {each.shard_id: each for each in listing}, [p])
     unread = Checkpoint(seen_through_seconds=STREAM.created_seconds)
     assert end == ShardEnd(
@@ -156,7 +156,7 @@ def test_the_heirs_of_a_trimmed_shard_wait_for_it_and_start_at_their_beginning()
 
 def test_children_of_a_trimmed_shard_that_have_rows_stay_its_children():
     p, a = lease("p", 0, 9), lease("a", 0, 9, waits_for=("p",))
-    graph = ShardGraph().united(rows=[p, a])
+    graph = ShardGraph().extended(rows=[p, a])
     assert plan_trimmed(STREAM, p, graph, {}, [p, a]) == ShardEnd((), Finish("trimmed", ("a",)))
 
 
@@ -177,7 +177,7 @@ def test_children_inherit_the_time_up_to_which_their_parent_was_read_and_other_n
         shard("p", 0, 9), shard("g", 10, 29), shard("q", 10, 19, "g"), shard("r", 20, 29, "g"),
         shard("c", 0, 19, "p", "q"),
     ]  # fmt: skip
-    graph = ShardGraph().united(shards=listing, rows=[p, g])
+    graph = ShardGraph().extended(shards=listing, rows=[p, g])
     end = plan_end(p, graph, {each.shard_id: each for each in listing}, [p, g], 1_000.0)
     assert [(row.key.shard_id, row.checkpoint.seen_through_seconds) for row in end.rows] == [
         ("q", None),
@@ -194,7 +194,7 @@ def test_a_shard_that_is_listed_late_counts_as_unread_although_later_shards_were
         lease(q, 10, 19),
         lease(heir_id, 0, 9, waits_for=(p,), checkpoint=Checkpoint(seen_through_seconds=9_000.0)),
     ]
-    graph = ShardGraph().united(child_shards=[child(child_id, 0, 19, p, q)], rows=rows)
+    graph = ShardGraph().extended(child_shards=[child(child_id, 0, 19, p, q)], rows=rows)
     end = plan_end(rows[1], graph, {}, rows, 17.0)
     assert [(row.key.shard_id, row.checkpoint.seen_through_seconds) for row in end.rows] == [(child_id, 17.0)]
 
@@ -206,7 +206,7 @@ def test_a_stray_follows_no_row_of_a_shard_that_came_after_it():
         lease(younger, 0, 4, finish=Finish("trimmed"), checkpoint=Checkpoint(seen_through_seconds=2_000.0)),
     ]
     scope = {stray: shard(stray, 0, 9, "x")}
-    graph = ShardGraph().united(shards=scope.values(), rows=rows)
+    graph = ShardGraph().extended(shards=scope.values(), rows=rows)
     (made,) = missing_leases(STREAM, graph, scope, rows)
     assert made == lease(stray, 0, 9, waits_for=(older,), checkpoint=Checkpoint(seen_through_seconds=1_000.0))
 
@@ -214,7 +214,7 @@ def test_a_stray_follows_no_row_of_a_shard_that_came_after_it():
 @pytest.mark.parametrize("read_through, since", [(1_000.0, 1_000.0), (None, STREAM.created_seconds)])
 def test_heirs_inherit_the_time_up_to_which_the_trimmed_shard_was_read(read_through, since):
     p = lease("p", 0, 9)
-    graph = ShardGraph().united(shards=[shard("r", 0, 9, "q")], rows=[p])
+    graph = ShardGraph().extended(shards=[shard("r", 0, 9, "q")], rows=[p])
     end = plan_trimmed(STREAM, p, graph, {"r": shard("r", 0, 9, "q")}, [p], read_through)
     assert [row.checkpoint for row in end.rows] == [Checkpoint(seen_through_seconds=since)]
 
@@ -222,7 +222,7 @@ def test_heirs_inherit_the_time_up_to_which_the_trimmed_shard_was_read(read_thro
 def test_an_heir_of_two_trimmed_shards_inherits_the_earlier_time():
     left = Checkpoint(seen_through_seconds=500.0)
     p, q = lease("p", 0, 9), lease("q", 10, 19, finish=Finish("trimmed"), checkpoint=left)
-    graph = ShardGraph().united(shards=[shard("t", 0, 19, "r", "s")], rows=[p, q])
+    graph = ShardGraph().extended(shards=[shard("t", 0, 19, "r", "s")], rows=[p, q])
     end = plan_trimmed(STREAM, p, graph, {"t": shard("t", 0, 19, "r", "s")}, [p, q], 1_000.0)
     assert end.rows == (lease("t", 0, 19, waits_for=("p", "q"), checkpoint=left),)
 
@@ -235,7 +235,7 @@ def test_a_stray_whose_line_was_trimmed_out_of_sight_follows_the_rows_that_have_
         lease("c", 10, 19, finish=Finish("trimmed"), checkpoint=Checkpoint(seen_through_seconds=2_000.0)),
     ]
     scope = {"s": shard("s", 0, 9, "x", "y")}
-    graph = ShardGraph().united(shards=scope.values(), rows=rows)
+    graph = ShardGraph().extended(shards=scope.values(), rows=rows)
     (made,) = missing_leases(STREAM, graph, scope, rows)
     assert made == lease("s", 0, 9, waits_for=("a", "b"), checkpoint=seen)
 
@@ -247,6 +247,6 @@ def test_a_child_follows_those_that_were_trimmed_before_its_line_was_known():
         lease("g", 0, 9, finish=Finish("end", ("a", "b"))),
         lease("z", 10, 19, finish=Finish("trimmed")),
     ]
-    graph = ShardGraph().united(child_shards=[child("c", 0, 9, "a", "x")], rows=rows)
+    graph = ShardGraph().extended(child_shards=[child("c", 0, 9, "a", "x")], rows=rows)
     end = plan_end(rows[0], graph, {}, rows)
     assert [(row.key, row.waits_for) for row in end.rows] == [(key("c"), ("a", "b"))]

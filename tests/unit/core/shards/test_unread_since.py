@@ -32,7 +32,7 @@ def name(number):
 
 def since(listed, rows, *, made=()):
     """Of the shard that is listed last."""
-    graph = ShardGraph().united(shards=listed, rows=rows)
+    graph = ShardGraph().extended(shards=listed, rows=rows)
     with_rows = [row.key.shard_id for row in rows] + [name(number) for number in made]
     return unread_since(graph, listed[-1].shard_id, rows, with_rows)
 
@@ -92,7 +92,7 @@ def test_rows_of_shards_that_came_later_say_nothing():
 def test_a_shard_opened_after_the_horizon_if_ancestors_with_all_its_keys_were_open_there():
     """0 and 1 were merged into 2, which was split into 3 and 4."""
     listed = [shard(0, 0, 4), shard(1, 5, 9), shard(2, 0, 9, 0, 1), shard(3, 0, 4, 2), shard(4, 5, 9, 2)]
-    graph = ShardGraph().united(shards=listed)
+    graph = ShardGraph().extended(shards=listed)
 
     def opened_after(number, *open_at_horizon, with_rows=(0, 1, 2)):
         names = [name(other) for other in open_at_horizon]

@@ -188,7 +188,7 @@ class TaggedRecord(OutgoingRecord, gc=False, eq=False):
 
 def put_tagged(desk, data, key):
     record = TaggedRecord(None, 0, key, None, data, desk.now_ms)
-    return desk.writer.put_made(record, cost_of(data, key), desk.now_ms)
+    return desk.writer.put_record(record, cost_of(data, key), desk.now_ms)
 
 
 def test_a_record_with_a_trace_parent_keeps_it_when_its_records_are_packed_again():

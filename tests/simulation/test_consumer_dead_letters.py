@@ -94,7 +94,10 @@ def test_a_record_that_keeps_failing_is_passed_and_all_others_are_handled(way, t
             assert set(taken) == {b"1", b"2", b"4", b"5"}
             assert report.clean
             (stopped,) = kinds(happened, events.ConsumerStopped)
-            assert (stopped.skipped_count, stopped.dead_letter_count) == (report.skipped_count, report.dead_letter_count)
+            assert (stopped.skipped_count, stopped.dead_letter_count) == (
+                report.skipped_count,
+                report.dead_letter_count,
+            )
             if then == "skip":
                 assert (report.skipped_count, report.dead_letter_count) == (1, 0)
                 (skipped,) = kinds(happened, events.RecordSkipped)

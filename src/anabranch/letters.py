@@ -84,8 +84,13 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def place(self) -> str:
         """Names the record in messages: stream, shard and sequence number."""
+        return f"{self.stream}/{self.shard_id} {self.position}"
+
+    @property
+    def position(self) -> str:
+        """The sequence number, with `:` and the index in an aggregate."""
         sub = "" if self.sub_sequence_number == BEFORE_FIRST_SUB else f":{self.sub_sequence_number}"
-        return f"{self.stream}/{self.shard_id} {self.sequence_number}{sub}"
+        return f"{self.sequence_number}{sub}"
 
     def record(self) -> Record[bytes]:
         """The record as the consumer got it. Raises `DeadLetterError` if the letter has no payload."""

@@ -10,6 +10,7 @@ import re
 import traceback
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
+from types import FrameType, TracebackType
 from typing import Any, Final
 
 import msgspec
@@ -168,10 +169,22 @@ def fingerprint(error: BaseException) -> str:
     came from another process) is identified by its message instead, without the numbers and quotations in it.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    names = [f"{frame.f_globals.get('__name__', '?')}.{frame.f_code.co_qualname}" for frame in frames]
+    names = [f"{_module(frame)}.{frame.f_code.co_qualname}" for frame in frames]
     functions = [name for name in names if not name.startswith("anabranch.")][-_FRAMES_MAX:]
     identity = functions or [_VARYING.sub("#", _message(error))]
     return hashlib.sha256(json.dumps([_type_name(error), *identity]).encode()).hexdigest()[:16]
+
+
+def handler_traceback(error: BaseException) -> TracebackType | None:
+    """From the handler on: without our own frames that called it. If there are no others, with all of them."""
+    trace = error.__traceback__
+    while trace is not None and _module(trace.tb_frame).startswith("anabranch."):
+        trace = trace.tb_next
+    return trace or error.__traceback__
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "?"))
 
 
 def _type_name(error: BaseException) -> str:
@@ -188,7 +201,7 @@ def _message(error: BaseException) -> str:
 
 def _stack(error: BaseException) -> str:
     try:
-        return valid_text("".join(traceback.format_exception(error)))
+        return valid_text("".join(traceback.format_exception(type(error), error, handler_traceback(error))))
     except Exception:  # noqa: BLE001 -- it shows causes and notes, which are user code, too
         return ""
 

@@ -109,6 +109,7 @@ def test_a_record_that_keeps_failing_is_passed_and_all_others_are_handled(way, t
             assert (letter.app, letter.stream, letter.shard_id) == ("billing", "orders", "shardId-000000000000")
             assert (letter.error_type, letter.message) == ("LookupError", "no customer poison")
             assert "in take" in letter.stack
+            assert "_engine" not in letter.stack
             assert (letter.attempts, len(letter.attempted_seconds), letter.recovered) == (3, 3, False)
             (event,) = kinds(happened, events.RecordDeadLettered)
             assert (event.position, event.attempts, event.error_type) == (places[2], 3, "LookupError")

@@ -118,13 +118,15 @@ class ConsumerStopped(Event, frozen=True, kw_only=True):
 
     leftover_count: int
     handled_count: int
-    """In the whole run."""
+    """Records that were finished in the whole run, dead letters and skipped ones included."""
     committed_count: int
     failed_count: int
     """Failed handler calls."""
     seconds: float
     error: str | None = None
     """Why it failed; None if it did not."""
+    dead_letter_count: int = 0
+    skipped_count: int = 0
 
     @property
     def level(self) -> int:  # type: ignore[override]
@@ -134,8 +136,11 @@ class ConsumerStopped(Event, frozen=True, kw_only=True):
         left = f", {_counted(self.leftover_count, 'record')} unfinished" if self.leftover_count else ""
         failed = _failed_calls(self.failed_count)
         how, why = ("stopped", "") if self.error is None else ("failed", f": {self.error}")
+        unhandled = [_counted(self.dead_letter_count, "dead letter")] if self.dead_letter_count else []
+        unhandled += [f"{self.skipped_count} skipped"] if self.skipped_count else []
+        done = f"finished ({', '.join(unhandled)})" if unhandled else "handled"
         return (
-            f"{how} after {self.seconds:.1f} s: {_counted(self.handled_count, 'record')} handled, "
+            f"{how} after {self.seconds:.1f} s: {_counted(self.handled_count, 'record')} {done}, "
             f"{self.committed_count} committed{failed}{left}{why}"
         )
 

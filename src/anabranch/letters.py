@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from anabranch._model.streams import BEFORE_FIRST_SUB
+from anabranch._model.tracebacks import handler_traceback, module_of
 from anabranch.errors import CodecError, DeadLetterError
 from anabranch.records import Record
 
@@ -86,8 +87,13 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def place(self) -> str:
         """Names the record in messages: stream, shard and sequence number."""
+        return f"{self.stream}/{self.shard_id} {self.position}"
+
+    @property
+    def position(self) -> str:
+        """The sequence number, with `:` and the index in an aggregate."""
         sub = "" if self.sub_sequence_number == BEFORE_FIRST_SUB else f":{self.sub_sequence_number}"
-        return f"{self.stream}/{self.shard_id} {self.sequence_number}{sub}"
+        return f"{self.sequence_number}{sub}"
 
     def record(self) -> Record[bytes]:
         """The record as the consumer got it. Raises `DeadLetterError` if the letter has no payload."""
@@ -167,7 +173,7 @@ def fingerprint(error: BaseException) -> str:
     came from another process) is identified by its message instead, without the numbers and quotations in it.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    names = [f"{frame.f_globals.get('__name__', '?')}.{frame.f_code.co_qualname}" for frame in frames]
+    names = [f"{module_of(frame)}.{frame.f_code.co_qualname}" for frame in frames]
     functions = [name for name in names if not name.startswith("anabranch.")][-_FRAMES_MAX:]
     identity = functions or [_VARYING_TEXT.sub("#", _message(error))]
     return hashlib.sha256(json.dumps([_type_name(error), *identity]).encode()).hexdigest()[:16]
@@ -187,7 +193,7 @@ def _message(error: BaseException) -> str:
 
 def _stack(error: BaseException) -> str:
     try:
-        return valid_text("".join(traceback.format_exception(error)))
+        return valid_text("".join(traceback.format_exception(type(error), error, handler_traceback(error))))
     except Exception:  # noqa: BLE001 -- it shows causes and notes, which are user code, too
         return ""
 

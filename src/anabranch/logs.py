@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from anabranch._model.kinds import check_hook
+from anabranch._model.tracebacks import handler_traceback
 from anabranch.events import Event, HandlerFailed
 from anabranch.reasons import Reason
 
@@ -107,7 +108,8 @@ def make_emit(on_event: Callable[[Event], Any] | None) -> Callable[[Event], None
     def emit(event: Event) -> None:
         if _log.isEnabledFor(event.level):
             exception, note = traceback_of(event) if isinstance(event, HandlerFailed) else (None, "")
-            _log.log(event.level, "%s%s", event, note, exc_info=exception, extra=event_fields(event))
+            shown = None if exception is None else (type(exception), exception, handler_traceback(exception))
+            _log.log(event.level, "%s%s", event, note, exc_info=shown, extra=event_fields(event))
         if on_event is not None:
             try:
                 on_event(event)

@@ -77,7 +77,9 @@ class Retry:
     def __post_init__(self) -> None:
         violations, errors = check_field_types(self, but=("give_up_on",)), cast("object", self.give_up_on)
         if not isinstance(errors, tuple) or not all(map(_is_error, errors)):
-            violations.append(f"give_up_on is {errors!r}; it must be a tuple of exception classes")
+            violations.append(
+                f"give_up_on is {errors!r}; it must be a tuple of exception classes, such as (ValueError,)"
+            )
         if self.attempts < 1:
             violations.append(f"attempts is {self.attempts}; it must be at least 1")
         if not 0 <= self.backoff <= self.backoff_max:

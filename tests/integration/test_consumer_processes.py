@@ -11,6 +11,7 @@ import pytest
 
 from anabranch import Retry, events
 from anabranch.errors import ShardStoppedError
+from anabranch.testing.doubles import run_local_kinesis
 from patience import PATIENCE
 from process_handlers import (
     InModule,
@@ -184,6 +185,28 @@ def test_a_process_whose_call_outlives_its_lease_can_be_made_to_exit(kind):
 
 
 KEYS = [f"user-{i}" for i in range(8)]
+
+
+def test_a_script_without_a_main_guard_starts_no_second_consumer_in_a_handler_process(tmp_path):
+    (tmp_path / "script.py").write_text(
+        "import anabranch\n"
+        "def handle(record): pass\n"
+        "policy = anabranch.Retry(attempts=1)\n"
+        "consumer = anabranch.Consumer('orders', app='billing', until='tip', on_failure=policy)\n"
+        "consumer.run_sync(handle, processes=1)\n"
+    )
+    with run_local_kinesis(create={"orders": 1}) as kinesis:
+        environment = {**os.environ, **kinesis.environment(), "ANABRANCH_LEASES": f"sqlite://{tmp_path}/leases.db"}
+        cli = [sys.executable, "-m", "anabranch", "put", "orders", "x", "--key", "a"]
+        subprocess.run(cli, check=True, env=environment, capture_output=True)
+        ended = subprocess.run(
+            [sys.executable, "script.py"], check=False, cwd=tmp_path, env=environment, capture_output=True, text=True,
+            timeout=PATIENCE,
+        )  # fmt: skip
+    assert ended.returncode == 1
+    assert "UsageError: this is a handler process" in ended.stderr
+    assert "ShardStoppedError" in ended.stderr.splitlines()[-1]
+    assert "must start the consumer under `if __name__ == '__main__':`" in ended.stderr.splitlines()[-1]
 
 
 def test_processes_handle_records_outside_of_this_one(tmp_path):

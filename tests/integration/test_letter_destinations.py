@@ -374,6 +374,8 @@ def test_what_cannot_be_read_or_take_any_size_is_refused():
         destination("sqs://y", overflow="s3://bucket/x?endpoint=http://elsewhere")
     with pytest.raises(ConfigurationError, match="is not a dead-letter destination"):
         destination(7)
+    with pytest.raises(ConfigurationError, match=r"; for a file, write sqlite:letters\.db$"):
+        destination("letters.db")
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,11 @@ def test_a_record_that_keeps_failing_is_passed_and_all_others_are_handled(way, t
             )  # fmt: skip
             assert set(taken) == {b"1", b"2", b"4", b"5"}
             assert report.clean
+            (stopped,) = kinds(happened, events.ConsumerStopped)
+            assert (stopped.skipped_count, stopped.dead_letter_count) == (
+                report.skipped_count,
+                report.dead_letter_count,
+            )
             if then == "skip":
                 assert (report.skipped_count, report.dead_letter_count) == (1, 0)
                 (skipped,) = kinds(happened, events.RecordSkipped)
@@ -92,6 +97,7 @@ def test_a_record_that_keeps_failing_is_passed_and_all_others_are_handled(way, t
             assert (letter.app, letter.stream, letter.shard_id) == ("billing", "orders", "shardId-000000000000")
             assert (letter.error_type, letter.message) == ("LookupError", "no customer poison")
             assert "in take" in letter.stack
+            assert "_engine" not in letter.stack
             assert (letter.attempts, len(letter.attempted_seconds), letter.recovered) == (3, 3, False)
             (event,) = kinds(happened, events.RecordDeadLettered)
             assert (event.position, event.attempts, event.error_type) == (places[2], 3, "LookupError")

@@ -67,6 +67,8 @@ def test_optional_details_are_reported_when_they_are_there():
     assert str(stopped).endswith("3 committed, 3 calls failed, 2 records unfinished")
     stopped = sample(events.ConsumerStopped, leftover_count=0, failed_count=1)
     assert str(stopped).endswith("3 committed, 1 call failed")
+    stopped = sample(events.ConsumerStopped, leftover_count=0, failed_count=0, dead_letter_count=2, skipped_count=1)
+    assert str(stopped) == "stopped after 3.5 s: 3 records finished (2 dead letters, 1 skipped), 3 committed"
     assert str(sample(events.LeaseTaken, fence_token=4)) == "lease taken (fence token 4)"
     assert str(sample(events.ShardFinished, children=())) == "finished (end); children: none"
     stop = StoppedByCrashes(owner_count=6)

@@ -61,6 +61,26 @@ def test_a_failed_call_has_its_traceback_on_the_same_line(lines):
     assert "exception" not in line
 
 
+def test_a_traceback_begins_at_the_handler_and_not_at_our_code_that_called_it(lines):
+    def handle(record):
+        return record["amount"]
+
+    for handler, shown, hidden in [(handle, "in handle", "call_handler"), (None, "in call_handler", "in handle")]:
+        engine = {"__name__": "anabranch._engine.calls", "handler": handler}
+        exec("def call_handler():\n    handler({})", engine)
+        with pytest.raises((KeyError, TypeError)) as caught:
+            engine["call_handler"]()
+        error = caught.value.with_traceback(caught.value.__traceback__.tb_next)  # without this test
+        make_emit(None)(
+            events.HandlerFailed(
+                position="7", partition_key="a", attempt=1, error=repr(error), retry_in_ms=None, exception=error
+            )
+        )
+        traceback = lines()[-1]["traceback"]
+        assert shown in traceback
+        assert hidden not in traceback
+
+
 def test_records_of_the_users_own_loggers_are_json_too():
     record = logging.makeLogRecord({"name": "app", "msg": "charged %s", "args": ("user-1",), "levelname": "INFO"})
     record.amount, record.when = 3, object

@@ -24,8 +24,8 @@ def test_the_default_ends_in_a_loud_stop():
         ({"max_age": "1h"}, "max_age is '1h'; it must be a number or None"),
         ({"give_up_on": ValueError}, "give_up_on is <class 'ValueError'>; it must be a tuple of exception classes"),
         ({"give_up_on": ("ValueError",)}, "it must be a tuple of exception classes"),
-        ({"then": "skip"}, "then is 'skip'; it must be of type Stop, of type Skip or of type DeadLetter"),
-        ({"then": Skip}, "then is <class .*Skip'>; it must be of type Stop"),
+        ({"then": "skip"}, "then is 'skip'; it must be of type Stop, Skip or DeadLetter"),
+        ({"then": Skip}, "then is <class .*Skip'>; it must be of type Stop, Skip or DeadLetter; write Skip\\(\\)"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused_by_name(setting, message):

@@ -91,9 +91,9 @@ def service_error(
     message = error.message
     advice = _ADVICE.get(code)
     if error_class is StreamNotFoundError and region is not None:
-        advice = f"searched in {region}: check the region and the account"
+        advice = f"searched in {region}: check the name, the region and the account"
     if advice:
-        message = f"{message} ({advice})" if message else advice
+        message = f"{message.rstrip('. ')} ({advice})" if message else advice
     return error_class(
         message,
         operation=operation,

@@ -217,7 +217,8 @@ def _show(arguments: argparse.Namespace) -> None:
         [
             ("letter", letter.idempotency_key),
             ("application", letter.app),
-            ("record", letter.place),
+            ("shard", f"{letter.stream}/{letter.shard_id}"),
+            ("record", letter.position),
             ("key", letter.partition_key or "unknown: the record was trimmed from the stream"),
             ("arrived", "-" if letter.arrival_seconds is None else _time(letter.arrival_seconds)),
             ("written", _time(letter.written_seconds) + (" by a new owner" if letter.recovered else "")),
@@ -318,9 +319,9 @@ def _tell(report: "RedriveReport", *, is_stopped: bool) -> None:
     parts = [
         (report.delivered, "delivered"),
         (report.reviewed, "failed again and moved to review"),
-        (report.failed, "failed again and left"),
-        (report.held_back, "left, behind a failed letter of the same key"),
-        (report.without_payload, "left, without a payload"),
+        (report.failed, "failed again and kept"),
+        (report.held_back, "kept, behind a failed letter of the same key"),
+        (report.without_payload, "kept, without a payload"),
     ]
     told = ", ".join(f"{count} {what}" for count, what in parts if count)
     console = make_console()

@@ -28,7 +28,7 @@ from anabranch._cli.output import DONE, FAILED, counted, make_console, one_line,
 from anabranch._core.reading.registration import is_own_name, is_temporary_name, own_name
 from anabranch._model.streams import AT_LATEST, StartingPosition, StreamName
 from anabranch._version import __version__
-from anabranch.errors import AccessDeniedError, AnabranchError, InvalidRequestError, StreamNotFoundError
+from anabranch.errors import AccessDeniedError, AnabranchError, InvalidRequestError, LeaseError, StreamNotFoundError
 from anabranch.limits import CONSUMERS_PER_STREAM_MAX
 
 if TYPE_CHECKING:
@@ -307,6 +307,8 @@ async def _store_latency(store: "LeaseStore") -> Finding:
 
 
 async def _table_findings(store: "DynamoDbLeaseStore") -> list[Finding]:
+    from anabranch.stores.dynamodb import has_no_recovery
+
     table = store.table
     description = await table.describe()
     if description is None:
@@ -321,14 +323,19 @@ async def _table_findings(store: "DynamoDbLeaseStore") -> list[Finding]:
         allowed = "DescribeTable, GetItem, Query, PutItem, UpdateItem and DeleteItem are allowed (nothing was written)"
         found.append(Finding("table", "ok", allowed))
     off = [] if description.get("DeletionProtectionEnabled") else ["deletion protection"]
-    recoverable = await table.is_recoverable()
+    recoverable, advice = None, "allow dynamodb:DescribeContinuousBackups to check it"
+    try:
+        recoverable = await table.is_recoverable()
+    except LeaseError as error:
+        if has_no_recovery(error):
+            advice = "nothing to do: the server does not support it (DynamoDB Local does not)"
     if recoverable is False:
         off.append("point-in-time recovery")
     if off:
         found.append(Finding("protection", "warn", f"{' and '.join(off)} is off", "enable it for this table"))
     elif recoverable is None:
         unknown = "deletion protection is on; point-in-time recovery is unknown"
-        found.append(Finding("protection", "skip", unknown, "allow dynamodb:DescribeContinuousBackups to check it"))
+        found.append(Finding("protection", "skip", unknown, advice))
     else:
         found.append(Finding("protection", "ok", "deletion protection and point-in-time recovery are on"))
     return found

@@ -55,7 +55,8 @@ def find_consumer(target: str) -> "Consumer[Any]":
         found = getattr(found, attribute)
     if not isinstance(found, Consumer):
         kind = "class" if isinstance(found, type) else "function" if callable(found) else type(found).__name__
-        raise ConfigurationError(f"{target} is a {kind}, not a Consumer{_consumers_in(module, Consumer)}")
+        article = "an" if kind[0] in "aeiouAEIO" else "a"
+        raise ConfigurationError(f"{target} is {article} {kind}, not a Consumer{_consumers_in(module, Consumer)}")
     if not found.has_handler:
         decorators = f"@{path}.handler or @{path}.batch_handler()"
         raise ConfigurationError(f"{target} has no handler: decorate a function with {decorators}")

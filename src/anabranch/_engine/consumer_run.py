@@ -554,6 +554,8 @@ class ConsumerRun:
                 failed_count=counters.failed_count,
                 seconds=(self._ports.clock.now_ms() - self._joined_ms) / 1000,
                 error=error,
+                dead_letter_count=counters.dead_letter_count,
+                skipped_count=counters.skipped_count,
             )
         )
 

@@ -32,7 +32,7 @@ from anabranch._daemon_threads import DaemonThreads
 from anabranch._engine.clock import SystemClock
 from anabranch._model.leases import OrderMode
 from anabranch._ports import Clock
-from anabranch.errors import ConfigurationError
+from anabranch.errors import ConfigurationError, UsageError
 from anabranch.events import HandlerFailed
 from anabranch.policies import Retry
 from anabranch.reasons import TimeoutIgnored
@@ -276,6 +276,13 @@ def _kill(process_id: "Future[int]") -> None:
 
 class ProcessSlots:
     def __init__(self, count: int, handler: Callable[..., Any]) -> None:
+        # A new handler process imports the main module first. A consumer that starts there would join the application,
+        # and could skip records because it cannot start processes. Python's own check comes with the first process.
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            raise UsageError(
+                "this is a handler process, which imports the main module: start the consumer there only under "
+                "`if __name__ == '__main__':`"
+            )
         pickled_handler = _pickled(handler)
         self._slots = [_Slot(pickled_handler) for _ in range(count)]
         # Reuses the last process first, so no more are started than needed.

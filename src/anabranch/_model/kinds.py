@@ -84,26 +84,30 @@ def _fits(value: object, kind: Any) -> bool:
 
 def _one_of(kind: Any) -> str:
     *others, last = [text for choice in _choices(kind) for text in _words(choice)]
-    return f"{', '.join(others)} or {last}" if others else last
+    listed = f"{', '.join(others)} or {last}" if others else last
+    return listed.replace(f", {_OF_TYPE}", ", ").replace(f" or {_OF_TYPE}", " or ")
 
 
 def _place(value: object, choices: Sequence[Any]) -> str:
-    """If an expected class has a field for the value: the right way to pass it."""
+    """The right way to pass it, if the value is a class instead of an object, or belongs to a field of one."""
+    if isinstance(value, type):
+        return f"; write {value.__name__}()" if value in choices else ""
     if is_dataclass(value):
         for choice in choices:
             fields = get_type_hints(choice) if is_dataclass(choice) else {}
             for name, kind in fields.items():
-                if kind is type(value):
-                    return f"; write {choice.__name__}({name}={kind.__name__}(...))"
+                if type(value) in _choices(kind):
+                    return f"; write {choice.__name__}({name}={type(value).__name__}(...))"
     return ""
 
 
 def _words(kind: Any) -> list[str]:
     if get_origin(kind) is Literal:
         return [repr(value) for value in get_args(kind)]
-    return _WORDS.get(kind) or [f"of type {kind.__name__}"]
+    return _WORDS.get(kind) or [f"{_OF_TYPE}{kind.__name__}"]
 
 
+_OF_TYPE: Final = "of type "
 _WORDS: Final = {
     bool: ["True", "False"],
     float: ["a number"],

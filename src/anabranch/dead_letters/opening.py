@@ -34,10 +34,8 @@ LetterFunction: TypeAlias = Callable[[Letter], Awaitable[object]]
 Redact: TypeAlias = Callable[[Letter], Letter]
 
 LETTERS_SUFFIX: Final = ".letters.db"
-KNOWN: Final = (
-    "sqs://queue, s3://bucket/prefix, sqlite:///path/to/letters.db, kinesis://stream, or an async function that takes "
-    "a Letter"
-)
+KNOWN_URLS: Final = "sqs://queue, s3://bucket/prefix, sqlite:///path/to/letters.db or kinesis://stream"
+KNOWN: Final = f"{KNOWN_URLS}, or an async function that takes a Letter"
 _QUEUE: Final = re.compile(r"[a-zA-Z0-9_-]{1,80}|[a-zA-Z0-9_-]{1,75}\.fifo")
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _MESSAGE_SHOWN: Final = 200
@@ -165,7 +163,7 @@ def open_url(url: str, *, aws: Aws | None = None) -> LetterBox | KinesisLetters:
     try:
         parts = urlsplit(url)
     except ValueError:
-        raise ConfigurationError(f"{url!r} is not a dead-letter destination: pass {KNOWN}") from None
+        raise ConfigurationError(f"{url!r} is not a dead-letter destination: pass {KNOWN_URLS}") from None
     if scheme == "sqlite":
         return SqliteLetters(sqlite_path(url, repr(url)))
     if scheme == "kinesis":
@@ -186,7 +184,8 @@ def open_url(url: str, *, aws: Aws | None = None) -> LetterBox | KinesisLetters:
         if _BUCKET.fullmatch(name) is None:
             raise ConfigurationError(f"{url!r}: write s3://bucket/prefix")
         return S3Letters(name, path, aws=aws, **at)
-    raise ConfigurationError(f"{url!r} is not a dead-letter destination: pass {KNOWN}")
+    hint = "" if ":" in url or not url else f"; for a file, write sqlite:{url}"
+    raise ConfigurationError(f"{url!r} is not a dead-letter destination: pass {KNOWN_URLS}{hint}")
 
 
 def open_box(url: str, *, aws: Aws | None = None) -> LetterBox:

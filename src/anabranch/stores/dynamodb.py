@@ -340,11 +340,8 @@ class DynamoDbTable:
     # checks
 
     async def is_recoverable(self) -> bool | None:
-        """Whether point-in-time recovery is on; None if unknown."""
-        try:
-            answer = await self.call("DescribeContinuousBackups", {})
-        except LeaseError:
-            return None
+        """Whether point-in-time recovery is on; None if the answer does not say. Raises `LeaseError`."""
+        answer = await self.call("DescribeContinuousBackups", {})
         backups = answer.get("ContinuousBackupsDescription", {}).get("PointInTimeRecoveryDescription", {})
         return backups.get("PointInTimeRecoveryStatus") == "ENABLED" if backups else None
 
@@ -465,13 +462,21 @@ class DynamoDbTable:
                     raise self._creating() from error
                 if isinstance(error, LeaseStoreError) and error.code != "access_denied":
                     raise
+            table = f"DynamoDB table {self.name!r}"
             self.warnings.append(
-                f"point-in-time recovery of DynamoDB table {self.name!r} was not enabled ({error}): enable it "
-                "yourself, so that a deleted or damaged table can be restored"
+                f"{table} has no point-in-time recovery: the server does not support it (DynamoDB Local does not)"
+                if has_no_recovery(error)
+                else f"point-in-time recovery of {table} was not enabled ({error}): enable it yourself, so that a "
+                "deleted or damaged table can be restored"
             )
 
 
 # Reasons
+
+
+def has_no_recovery(error: LeaseError) -> bool:
+    """Whether the server does not know the calls for point-in-time recovery."""
+    return isinstance(error.__cause__, ServiceError) and error.__cause__.code == "UnknownOperationException"
 
 
 def check_key_schema(table: str, description: dict[str, Any]) -> None:

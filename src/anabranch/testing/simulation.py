@@ -116,7 +116,7 @@ def simulate(
     handler, of records or of batches, and its order, concurrency, decoder, policy and limits of a batch.
 
     `expect` says which records are not handled, by their index: `{7: "stops"}`, `{7: "dead-lettered"}` or
-    `{7: "skipped"}`. Any other end of a record is a violation.
+    `{7: "skipped"}`. Any other end of a record is a violation. None allows every end that `on_failure` leads to.
     """
     written = list(records)
     if isinstance(handler, Consumer):

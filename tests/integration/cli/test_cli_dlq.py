@@ -109,6 +109,7 @@ def test_a_letter_is_shown_with_its_stack_and_payload(cli, url):
     shown = cli("dlq", "show", url, a_letter().idempotency_key[:8])
     assert shown.code == 0
     assert "\n  Traceback\n" in shown.out
+    assert ["shard", "orders/shardId-000000000000"] in [line.split() for line in shown.out.splitlines()]
     assert "payload, 8 bytes: \\x1b[31mred" in shown.out, "an escape sequence reached the terminal"
     whole = cli("dlq", "show", url, a_letter().idempotency_key[:8], "--json")
     assert decode_letter(json.dumps(whole.json)) == a_letter(payload=b"\x1b[31mred")
@@ -153,7 +154,7 @@ def test_what_became_of_the_letters_fits_eighty_columns(folder, url):
     assert max(map(cell_len, shown.stdout.splitlines())) <= 80
     told = " ".join(shown.stdout.split())
     assert told.startswith(
-        "4 letters: 1 delivered, 1 failed again and left, 1 left, behind a failed letter of the same"
+        "4 letters: 1 delivered, 1 failed again and kept, 1 kept, behind a failed letter of the same"
     )
 
 

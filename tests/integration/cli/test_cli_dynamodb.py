@@ -12,11 +12,11 @@ import pytest
 from anabranch import Consumer
 from anabranch._model.leases import AppRow, LeaseKey, LeaseRow, StreamRow
 from anabranch._model.streams import TRIM_HORIZON
-from anabranch.errors import LeaseStoreInvalidError
+from anabranch.errors import LeaseStoreError, LeaseStoreInvalidError
 from anabranch.stores.urls import open_store
 from patience import PATIENCE
 
-from services import moto_dynamodb
+from services import dynamodb_local, moto_dynamodb
 
 STREAM_KEY = "000000000000:orders:1"
 
@@ -172,6 +172,25 @@ def test_doctor_checks_the_table(server, cli, dynamodb):
     assert dynamodb.boto3_client().scan(TableName="checked")["Items"] == before
     dynamodb.boto3_client().update_table(TableName="checked", DeletionProtectionEnabled=False)
     assert "deletion protection is off" in cli("doctor", "--leases", leases).out
+
+
+@pytest.mark.services
+def test_dynamodb_local_has_no_recovery_and_nothing_has_to_be_allowed_for_it(server, cli, tmp_path):
+    with dynamodb_local(tmp_path) as local:
+        store = open_store(leases := local.leases("checked"), "billing")
+
+        async def start():
+            while True:
+                try:
+                    return await store.open(AppRow(app="billing", app_id="id", created_wall_ms=0))
+                except LeaseStoreError:  # the table is being created
+                    await asyncio.sleep(0.05)
+
+        asyncio.run(start())
+        assert [warning for warning in store.warnings if "the server does not support it (DynamoDB Local" in warning]
+        ended = cli("doctor", "--app", "billing", "--leases", leases)
+    assert states(ended)["protection"] == "skip"
+    assert "nothing to do: the server does not support it" in ended.out
 
 
 def test_doctor_names_a_table_that_belongs_to_kcl(server, cli, dynamodb):

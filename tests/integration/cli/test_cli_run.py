@@ -29,6 +29,7 @@ once = anabranch.Consumer("orders", app="once", until="tip", settings=SETTINGS)
 batches = anabranch.Consumer("orders", app="batches", until="tip", settings=SETTINGS)
 without = anabranch.Consumer("orders", app="without")
 alone = anabranch.Consumer("orders")
+NUMBER = 3
 in_memory = anabranch.Consumer("orders", app="x", leases="memory://")
 stops = anabranch.Consumer(
     "orders", app="stops", until="tip", settings=SETTINGS, on_failure=anabranch.Retry(attempts=1)
@@ -237,6 +238,7 @@ def test_a_failure_is_one_line_of_advice(server, folder, program):
         (("app:nothing",), 2, "module 'app' has no 'nothing'; consumers there: alone, batches, consumer,"),
         (("app:handle",), 2, "app:handle is a function, not a Consumer; consumers there: alone"),
         (("app:SETTINGS",), 2, "app:SETTINGS is a ConsumerSettings, not a Consumer"),
+        (("app:NUMBER",), 2, "app:NUMBER is an int, not a Consumer"),
         (("app:without",), 2, "app:without has no handler: decorate a function with @without.handler"),
         (("needy:consumer",), 1, "module 'needy' cannot be imported: No module named 'not_installed_here'"),
         (("failing:consumer",), 1, "module 'failing' cannot be imported: KeyError: 'settings'"),

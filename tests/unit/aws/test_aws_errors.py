@@ -75,7 +75,8 @@ def test_an_expired_signature_is_distinguished_from_a_wrong_one(words):
 
 
 def test_common_first_errors_come_with_advice():
-    assert "searched in eu-north-1: check the region" in str(refused("ResourceNotFoundException", region="eu-north-1"))
+    missing = str(refused("ResourceNotFoundException", message="Stream orders not found.", region="eu-north-1"))
+    assert "not found (searched in eu-north-1: check the name, the region and the account)" in missing
     assert "aws sso login" in str(refused("ExpiredTokenException"))
     assert "the secret key belongs" in str(refused("SignatureDoesNotMatch", message=""))
 

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import pytest
 
+from anabranch import Retry, Skip
 from anabranch._model.kinds import check_field_types, check_types
 from anabranch.errors import ConfigurationError
 
@@ -78,6 +79,8 @@ def test_settings_that_belong_into_other_settings_are_shown_their_place():
     for kind in (Whole, Whole | None):
         (violation,) = violations_of(check_types, {"settings": Part(5)}, {"settings": kind})
         assert violation.endswith("; write Whole(part=Part(...))")
+    (violation,) = violations_of(check_types, {"settings": Skip()}, {"settings": Retry | None})
+    assert violation == "settings is Skip(); it must be of type Retry or None; write Retry(then=Skip(...))"
     (violation,) = violations_of(check_types, {"settings": 5}, {"settings": Whole})
     assert violation == "settings is 5; it must be of type Whole"
 

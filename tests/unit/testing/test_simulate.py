@@ -206,6 +206,12 @@ def test_a_batch_handler_gets_the_batches_that_it_is_registered_for(max_records)
     assert max(sizes) == max_records
 
 
+def test_a_skipped_record_is_a_violation_only_if_outcomes_are_expected():
+    simulate(poisoned_consumer(Skip()), NUMBERS, seconds=5).check()
+    report = simulate(poisoned_consumer(Skip()), NUMBERS, seconds=5, expect={})
+    assert report.violations == ("record 7 should have the outcome 'handled', and has 'skipped'",)
+
+
 def test_another_outcome_than_the_expected_one_is_a_violation():
     report = simulate(poisoned_consumer(Skip()), NUMBERS, seconds=5, expect={3: "dead-lettered"})
     assert report.violations == (

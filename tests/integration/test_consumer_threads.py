@@ -246,7 +246,7 @@ def test_a_stop_reports_that_the_event_loop_of_the_run_has_stopped():
 
     with asyncio.Runner() as runner:
         context, consumer, running = runner.run(open_world())
-        with pytest.raises(UsageError, match="the event loop of this run is not running"):
+        with pytest.raises(UsageError, match="event loop is not running"):
             asyncio.run(consumer.stop())
         runner.run(end(context, consumer, running))
 

@@ -10,12 +10,12 @@ import re
 import traceback
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
+from types import FrameType, TracebackType
 from typing import Any, Final
 
 import msgspec
 
 from anabranch._model.streams import BEFORE_FIRST_SUB
-from anabranch._model.tracebacks import handler_traceback, module_of
 from anabranch.errors import CodecError, DeadLetterError
 from anabranch.records import Record
 
@@ -173,7 +173,7 @@ def fingerprint(error: BaseException) -> str:
     came from another process) is identified by its message instead, without the numbers and quotations in it.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    names = [f"{module_of(frame)}.{frame.f_code.co_qualname}" for frame in frames]
+    names = [f"{_module_of(frame)}.{frame.f_code.co_qualname}" for frame in frames]
     functions = [name for name in names if not name.startswith("anabranch.")][-_FRAMES_MAX:]
     identity = functions or [_VARYING_TEXT.sub("#", _message(error))]
     return hashlib.sha256(json.dumps([_type_name(error), *identity]).encode()).hexdigest()[:16]
@@ -229,3 +229,15 @@ def decode_letter(body: bytes | str) -> Letter:
     except (ValueError, TypeError, AttributeError, RecursionError, msgspec.ValidationError) as error:
         raise CodecError(f"this is not a dead letter of anabranch: {error}") from error
     return letter
+
+
+def handler_traceback(error: BaseException) -> TracebackType | None:
+    """From the handler on: without our own frames that called it. If there are no others, with all of them."""
+    trace = error.__traceback__
+    while trace is not None and _module_of(trace.tb_frame).startswith("anabranch."):
+        trace = trace.tb_next
+    return trace or error.__traceback__
+
+
+def _module_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "?"))

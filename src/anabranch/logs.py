@@ -12,8 +12,8 @@ from typing import Any, Final
 import msgspec
 
 from anabranch._model.kinds import check_hook
-from anabranch._model.tracebacks import handler_traceback
 from anabranch.events import Event, HandlerFailed
+from anabranch.letters import handler_traceback
 from anabranch.reasons import Reason
 
 __all__ = ["JsonFormatter"]

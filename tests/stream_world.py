@@ -88,13 +88,13 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(limited())
 
 
-async def until(condition: Callable[[], bool], what: str) -> None:
+async def until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
     """Awaits a condition of another task; names it if it does not come."""
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + PATIENCE
+    deadline = loop.time() + seconds
     while not condition():
         if loop.time() > deadline:
-            raise TimeoutError(f"waited {PATIENCE:.0f} s for: {what}")
+            raise TimeoutError(f"waited {seconds:.0f} s for: {what}")
         await asyncio.sleep(0.005)
 
 

@@ -16,8 +16,8 @@ ONLY ?=
 PROTOCOL ?=
 WORLDS ?=
 
-help:  ## this list
-	@grep -E '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | expand -t 14
+help:  ## lists the targets
+	@grep -E '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/:.*  ## /\t/' | expand -t 22
 
 # Installing: uv where there is one, else pip. A second run finds the stamp and starts at once.
 INSTALL = if command -v uv >/dev/null; then uv pip install -q --python $(BIN)/python $(1); \
@@ -72,29 +72,29 @@ own-venv:
 	@$(call INSTALL,-c requirements/bench.txt -c requirements/dev.txt async-kinesis)
 	@touch $@
 
-demo: .venv/demo.stamp  ## the product on a local Kinesis, no AWS account needed
+demo: .venv/demo.stamp  ## runs a fleet on a local Kinesis, with an audit; needs no AWS account
 	@$(BIN)/anabranch demo
 
-test: .venv/dev.stamp  ## all tests that need only PyPI packages (under 5 minutes)
+test: .venv/dev.stamp  ## runs all tests that need only PyPI packages (under 5 minutes)
 	@$(BIN)/python tests/run.py $(FAST_TESTS) -m "not long and not soak and not services"
 
-test-all: .venv/example.stamp  ## adds real servers, processes, long simulation, examples
+test-all: .venv/example.stamp  ## runs the tests with real servers and processes, longer simulations, the examples
 	@$(BIN)/python tests/run.py tests/property tests/conformance tests/integration tests/chaos tests/simulation -m "long or services"
 	@$(MAKE) --no-print-directory test-compiled
 
-test-compiled: .venv/dev.stamp  ## the tests of the codecs, on the wheel with compiled codecs (part of test-all)
+test-compiled: .venv/dev.stamp  ## runs the tests of the codecs on the compiled wheel (part of test-all)
 	@$(BIN)/python tests/compiled.py
 
-test-long: .venv/example.stamp  ## runs of minutes, by hand: all, or ONLY=fleet
+test-long: .venv/example.stamp  ## runs the tests that take minutes: all, or ONLY=fleet
 	@$(PYTEST) tests -m soak -q -s $(if $(ONLY),-k "$(ONLY)")
 
-example-model-serving: .venv/example.stamp  ## a whole service on local servers: model, dead letters, a killed worker
+example-model-serving: .venv/example.stamp  ## runs a whole service on local servers, and kills some of its workers
 	@$(BIN)/python examples/model_serving/run.py
 
-services:  ## Redis, Java, DynamoDB Local and promtool, which test-all needs
+services:  ## installs what test-all and guard need: Redis, Java, DynamoDB Local, promtool, valgrind
 	@.ci/services
 
-check: lint types layers docs  ## the gates: ruff, mypy, import-linter, docs
+check: lint types layers docs  ## runs ruff, mypy, import-linter and the docs build
 
 lint: .venv/dev.stamp
 	@$(BIN)/ruff check .
@@ -106,30 +106,30 @@ types: .venv/dev.stamp
 layers: .venv/dev.stamp
 	@$(BIN)/lint-imports
 
-docs: .venv/dev.stamp  ## the documentation, warnings as errors
+docs: .venv/dev.stamp  ## builds the documentation, with warnings as errors
 	@$(BIN)/sphinx-build -q -n -W --keep-going -b html docs docs/_build/html
 
-format: .venv/dev.stamp  ## puts the code in shape
+format: .venv/dev.stamp  ## formats the code
 	@$(BIN)/ruff check --fix-only -q .
 	@$(BIN)/ruff format -q .
 
-bench: .venv/bench.stamp .venv/native-kcl/stamp  ## all benchmarks, or ONLY=codec
+bench: .venv/bench.stamp .venv/native-kcl/stamp  ## runs all benchmarks, or ONLY=codec
 	@$(BIN)/python benchmarks/run.py $(ONLY)
 
-bench-kclpy: .venv/dev.stamp .venv/kclpy/stamp  ## ours beside the KCL (needs services; 20 minutes), or ONLY="load idle"
+bench-kclpy: .venv/dev.stamp .venv/kclpy/stamp  ## compares with KCL and kclpy (needs services; 20 minutes), or ONLY="load idle"
 	@$(BIN)/python benchmarks/kclpy.py $(if $(ONLY),--steps $(ONLY))
 
 guard: .venv/dev.stamp  ## fails if a fixed run takes more instructions than before (callgrind)
 	@$(BIN)/python benchmarks/instructions.py
 
-sim: .venv/dev.stamp  ## SEED=n replays a world; SECONDS=n or WORLDS=n tries fresh ones; PROTOCOL=1 for leases alone
+sim: .venv/dev.stamp  ## SEED=n replays a simulation; SECONDS=n or WORLDS=n runs fresh ones; PROTOCOL=1: only leases
 	@$(BIN)/python tests/simulation/$(if $(PROTOCOL),protocol/run.py,fleets.py) $(if $(SEED),--seed $(SEED)) \
 	  $(if $(WORLDS),--worlds $(WORLDS)) $(if $(SECONDS_OF_SIMULATION),--seconds $(SECONDS_OF_SIMULATION))
 
-matrix: .venv/dev.stamp  ## other Pythons and the oldest dependencies, where they are installed
+matrix: .venv/dev.stamp  ## runs tests on other installed Pythons and with the oldest dependencies
 	@$(BIN)/python tests/matrix.py
 
-wheels: .venv/dev.stamp  ## the sdist, the pure wheel and the wheel with compiled codecs, in dist
+wheels: .venv/dev.stamp  ## builds the sdist, the pure wheel and the compiled wheel into dist
 	@rm -rf dist
 	@$(BIN)/python -m hatchling build -t sdist -t wheel
 	@HATCH_BUILD_HOOK_ENABLE_MYPYC=1 $(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w dist dist/*.tar.gz

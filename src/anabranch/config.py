@@ -159,8 +159,8 @@ class FanOutSettings:
     """For `read="fanout"`. By default an application registers one consumer per stream, and keeps it."""
 
     consumer_name: str | None = None
-    """The name of the stream consumer; None for `anabranch-<app>-<8 hex digits>`. It is registered if it is missing. Two
-    applications must not share one."""
+    """The name of the stream consumer; None for `anabranch-<app>-<8 hex digits>`. It is registered if it is missing.
+    Two applications must not share one."""
     consumer_arn: str | None = None
     """The ARN of a registered consumer, for credentials that may only subscribe. It is never registered or removed."""
     deregister_on_stop: bool = False

@@ -533,6 +533,10 @@ class OneOwner(facts.Checker):
                 self._start(call)
             case facts.StoreWentBack():
                 self._tokens_grow = False  # the store may issue the tokens that it lost again
+            case facts.OwnerChanged(write, process) if process is not None and not self._tokens_grow:
+                holdings = self._holdings.get(write.shard_id, [])
+                if (again := (process, write.row.fence_token)) in holdings:
+                    holdings.remove(again)  # a new holding, with the token of one that the store has lost
 
     def _start(self, call: facts.RecordCall) -> None:
         holdings = self._holdings.setdefault(call.shard_id, [])

@@ -198,9 +198,8 @@ class StoreDialogue:
             if not missing:
                 return marked
             for lease in self._own_part(missing):
-                if not (yield from self._repeat(partial(self._is_unmarked, row))):
+                if not (yield from self._repeat(partial(self._create_root, row, lease))):
                     return None
-                yield from self._ask_until_answered(calls.CreateLease(lease))
 
     def _own_part(self, missing: tuple[LeaseRow, ...]) -> tuple[LeaseRow, ...]:
         """Workers that start together share the work: each creates some of many leases, then looks again."""
@@ -208,6 +207,13 @@ class StoreDialogue:
             return missing
         first = self._entropy.randrange(0, len(missing))
         return (*missing[first:], *missing[:first])[:CREATED_TOGETHER_MAX]
+
+    def _create_root(self, row: StreamRow, lease: LeaseRow) -> Steps[bool | NoAnswer]:
+        """Returns False if the mark is set. Checks it before each attempt: the store may be down between two of them."""
+        if (unmarked := (yield from self._is_unmarked(row))) is not True:
+            return unmarked
+        created = yield from self.ask(calls.CreateLease(lease))
+        return created if isinstance(created, NoAnswer) else True
 
     def _is_unmarked(self, row: StreamRow) -> Steps[bool | NoAnswer]:
         """Whether the mark is not set yet. If it was set while this worker was stalled, leases that seem to be missing

@@ -209,7 +209,7 @@ class StoreDialogue:
         return (*missing[first:], *missing[:first])[:CREATED_TOGETHER_MAX]
 
     def _create_root(self, row: StreamRow, lease: LeaseRow) -> Steps[bool | NoAnswer]:
-        """Returns False if the mark is set. Checks it before each attempt: the store may be down between two of them."""
+        """Returns False if the mark is set. Checks that before each attempt: the store may be down between two."""
         if (unmarked := (yield from self._is_unmarked(row))) is not True:
             return unmarked
         created = yield from self.ask(calls.CreateLease(lease))
